@@ -1,0 +1,379 @@
+"""The fleet file: models, servers, service classes, and where and when to measure.
+
+``load_fleet`` reads ``include/config/fleet.yaml`` (whose comments are its manual), refuses unknown
+and repeated keys, and names file, key, value and expectation in every error. Units live in names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from include.capacity.errors import ConfigError
+
+DEFAULT_FLEET = Path(__file__).parents[1] / "config" / "fleet.yaml"
+FLEET_ENV = "CAPACITY_FLEET"
+"""Environment variable that names another fleet file."""
+
+MAX_CONCURRENCY = 100_000
+
+T = TypeVar("T", bound=BaseModel)
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
+Concurrency = Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)]
+
+
+def _ascending(ladder: list[int]) -> list[int]:
+    if sorted(set(ladder)) != ladder:
+        raise ValueError("expected concurrencies in ascending order, each once")
+    return ladder
+
+
+Ladder = Annotated[list[Concurrency], Field(min_length=1, max_length=64), AfterValidator(_ascending)]
+
+
+class Strict(BaseModel):
+    """Unknown keys are errors, values do not change after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Lengths(Strict):
+    """A log-normal distribution of token counts, clipped."""
+
+    median: float = Field(gt=0, le=1_000_000)
+    sigma: float = Field(ge=0, le=3)
+    at_least: int = Field(1, ge=1)
+    at_most: int = Field(131_072, ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Lengths:
+        if self.at_least > self.at_most:
+            raise ValueError(f"at_least {self.at_least} is above at_most {self.at_most}")
+        return self
+
+
+class Workload(Strict):
+    """What is sent."""
+
+    name: Name
+    endpoint: Literal["chat", "completions"] = "chat"
+    stream: bool = True
+    prompt_tokens: Lengths
+    output_tokens: Lengths
+    ignore_eos: bool = True
+    shared_prefix_tokens: int = Field(0, ge=0)
+    """Tokens at the head of every prompt that are the same in all (0: prompts are unique)."""
+    replay: str | None = None
+    """A JSONL file of real requests to send instead of made-up prompts."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Sent with every request as is, e.g. temperature."""
+
+
+class LatencyObjective(Strict):
+    """At least ``share`` of attempted requests complete with the latency at most ``at_most_s``."""
+
+    at_most_s: Seconds
+    share: Share = 0.95
+
+
+class Retries(Strict):
+    """What a gateway may do after a failure; carried into policies, never done while measuring."""
+
+    attempts: int = Field(0, ge=0, le=10)
+    backoff_s: float = Field(1.0, ge=0)
+
+
+class ServiceClass(Strict):
+    """A class of traffic: what it sends and what it must be served with."""
+
+    rule: Literal["interactive", "batch"]
+    """``interactive`` limits need every objective and stop at the latency knee; ``batch`` need
+    completion (and E2E, if set)."""
+    workload: Workload
+    deadline_s: Seconds
+    completion_floor: Share
+    ttft: LatencyObjective | None = None
+    tpot: LatencyObjective | None = None
+    e2e: LatencyObjective | None = None
+    cap_at_latency_knee: bool = True
+    retries: Retries = Retries()
+    ladder: Ladder
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ServiceClass:
+        if self.rule == "interactive" and self.ttft is None:
+            raise ValueError("an interactive class needs a ttft objective")
+        if (self.ttft or self.tpot) and not self.workload.stream:
+            raise ValueError("ttft and tpot objectives need a streamed workload (workload.stream)")
+        for objective in (self.ttft, self.e2e):
+            if objective and objective.at_most_s > self.deadline_s:
+                raise ValueError(
+                    f"objective of {objective.at_most_s} s is beyond the deadline of {self.deadline_s} s"
+                )
+        return self
+
+
+class SimulatorServer(Strict):
+    """A simulated vLLM server, started by us."""
+
+    kind: Literal["simulator"]
+    profile: str
+    """Name of a profile in ``include/config/profiles`` or path of a profile file."""
+    port: int = Field(0, ge=0, le=65535)
+    start_timeout_s: Seconds = 60
+
+
+class ProcessServer(Strict):
+    """A server process, started by us: any command line, ``vllm serve`` by default."""
+
+    kind: Literal["process"]
+    command: list[str] = Field(default_factory=lambda: ["vllm", "serve", "{source}"], min_length=1)
+    """``{source}``, ``{served_name}``, ``{host}``, ``{port}`` and ``{revision}`` are filled in.
+    vLLM's own arguments (host, port, served name, revision, the model's ``vllm_args``) are appended
+    when the command mentions no ``{port}``."""
+    env: dict[str, str] = Field(default_factory=dict)
+    host: str = "127.0.0.1"
+    port: int = Field(0, ge=0, le=65535)
+    """0: a free one."""
+    api_key_env: str | None = None
+    """Environment variable that holds the API key given to server and client."""
+    start_timeout_s: Seconds = 3600
+    stop_timeout_s: Seconds = 60
+
+
+class EndpointServer(Strict):
+    """A server that somebody else runs; neither started nor stopped."""
+
+    kind: Literal["endpoint"]
+    url: str = Field(pattern=r"^https?://[^\s/]+")
+    api_key_env: str | None = None
+    metrics_url: str | None = None
+    """Where its Prometheus metrics are, if not at ``<url>/metrics``."""
+    start_timeout_s: Seconds = 60
+
+
+SERVER_KINDS = ("simulator", "process", "endpoint")
+Server = Annotated[SimulatorServer | ProcessServer | EndpointServer, Field(discriminator="kind")]
+
+
+class Accelerator(Strict):
+    """What servers occupy: never two at once."""
+
+    kind: str
+    """What it is, e.g. ``H100-SXM-80GB``; part of what limits are compared by."""
+    count: int = Field(1, ge=1, le=4096)
+    budget_s: Seconds | None = None
+    """Longest time a night may use it; what is proven by then is published."""
+    latest_end: str | None = Field(None, pattern=r"^([01]\d|2[0-3]):[0-5]\d$")
+    """``HH:MM`` in the night's time zone: no step starts that would end later."""
+
+
+class Model(Strict):
+    """One model to plan for."""
+
+    served_name: str = Field(min_length=1, max_length=256)
+    source: str = ""
+    """Where the weights come from (hub name or path)."""
+    revision: str | None = None
+    vllm_args: list[str] = Field(default_factory=list)
+    server: Server
+    accelerator: Name
+    mode: Literal["find", "exact"] = "find"
+    """``find`` a limit, or measure ``exact``-ly the ladder's steps."""
+    repeats: int = Field(1, ge=1, le=20)
+    """Runs of each step in exact mode."""
+    classes: dict[Name, ServiceClass]
+    """Filled from the fleet's classes with the model's overrides merged in."""
+    shared: bool = False
+    """Also prove a pair of limits with both classes on the server at once."""
+
+
+class StepBounds(Strict):
+    """How long and how large steps are; defaults and reasons in the method."""
+
+    scout_requests: int = Field(100, ge=20)
+    """Scout: ``max(scout_requests, 3 N)`` requests."""
+    prove_requests: int = Field(600, ge=600)
+    """Prove: ``max(prove_requests, 10 N)`` fresh requests."""
+    prove_requests_max: int = Field(3000, ge=600)
+    """... extended up to ``max(prove_requests_max, 10 N)`` while inconclusive."""
+    min_window_s: Seconds = 30
+    scout_cap_s: Seconds = 60
+    prove_cap_s: Seconds = 600
+    warmup_cap_s: Seconds = 120
+    pause_after_refusal_s: float = Field(1.0, gt=0)
+    resolution: float = Field(0.05, gt=0, lt=1)
+    """Bisection ends at ``max(1, resolution x N)``."""
+
+
+class Night(Strict):
+    """When the nightly sweep runs."""
+
+    schedule: str = "0 1 * * *"
+    timezone: str = "UTC"
+    max_lateness_s: Seconds = 7200
+    """A run that starts later than this is skipped, so that it does not run into the day."""
+
+
+class Publish(Strict):
+    """Where results go."""
+
+    to: str = Field(pattern=r"^(s3://[^/\s]+(/.*)?|file:///.+)$")
+    connection: str = "aws_default"
+    """Airflow connection for ``s3://``."""
+    valid_for_s: Seconds = 3 * 86400
+    """How long a published limit may be used (``valid_until``)."""
+
+
+class Fleet(Strict):
+    """All models to plan for, with their servers."""
+
+    fleet: Name
+    night: Night = Night()
+    publish: Publish
+    accelerators: dict[Name, Accelerator] = Field(min_length=1)
+    steps: StepBounds = StepBounds()
+    classes: dict[Name, ServiceClass] = Field(min_length=1)
+    models: dict[Name, Model] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _references(self) -> Fleet:
+        for name, model in self.models.items():
+            if model.accelerator not in self.accelerators:
+                raise ValueError(
+                    f"models.{name}.accelerator: {model.accelerator!r} is none of {sorted(self.accelerators)}"
+                )
+        return self
+
+
+def load_fleet(path: str | Path | None = None) -> Fleet:
+    """Read and validate a fleet file (default: ``$CAPACITY_FLEET``, else the one shipped)."""
+    file = Path(path or os.environ.get(FLEET_ENV) or DEFAULT_FLEET)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 text: {error}") from error
+    return parse_fleet(text, str(file))
+
+
+def parse_fleet(text: str, where: str) -> Fleet:
+    """Validate the text of a fleet file; ``where`` names it in errors."""
+    data = parse_yaml(text, where)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: expected a mapping at the top, found {type(data).__name__}")
+    return validate(Fleet, _inherit_classes(data, where), where)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """YAML without tags, aliases that explode, or repeated keys."""
+    try:
+        return yaml.load(text, Loader=_StrictLoader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: not valid YAML: {error}") from error
+
+
+def validate(kind: type[T], data: Any, where: str) -> T:
+    """``data`` as a ``kind``; ConfigError lists every problem with its path and value."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            path = _path(problem["loc"])
+            value = problem.get("input")
+            shown = "" if isinstance(value, dict) else f", found {_short(value)}"
+            message = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"{where}: {path}: {message}{shown}")
+        raise ConfigError("\n".join(lines)) from error
+
+
+def _inherit_classes(data: dict[str, Any], where: str) -> dict[str, Any]:
+    """Give every model the fleet's classes, with its own ``classes`` entries merged over them.
+
+    A model's ``classes`` may name a fleet class with ``null`` to leave it out.
+    """
+    base = data.get("classes")
+    models = data.get("models")
+    if not isinstance(base, dict) or not isinstance(models, dict):
+        return data
+    filled = {}
+    for name, model in models.items():
+        if not isinstance(model, dict):
+            raise ConfigError(f"{where}: models.{name}: expected a mapping, found {_short(model)}")
+        overrides = model.get("classes") or {}
+        if not isinstance(overrides, dict):
+            raise ConfigError(
+                f"{where}: models.{name}.classes: expected a mapping, found {_short(overrides)}"
+            )
+        unknown = sorted(set(overrides) - set(base))
+        if unknown:
+            raise ConfigError(f"{where}: models.{name}.classes: {unknown} are none of {sorted(base)}")
+        classes = {
+            key: _merged(value, overrides.get(key, {}))
+            for key, value in base.items()
+            if not (key in overrides and overrides[key] is None)
+        }
+        filled[name] = {**model, "classes": classes}
+    return {**data, "models": filled}
+
+
+def _merged(base: Any, over: Any) -> Any:
+    if isinstance(base, dict) and isinstance(over, dict):
+        return {
+            **base,
+            **{key: _merged(base[key], value) if key in base else value for key, value in over.items()},
+        }
+    return over
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """``models.x.server.port``: pydantic's location without the union tag after ``server``."""
+    parts = [
+        part for at, part in enumerate(loc) if not (at and loc[at - 1] == "server" and part in SERVER_KINDS)
+    ]
+    return ".".join(map(str, parts)) or "(top)"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses repeated keys and aliases."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            event = self.peek_event()
+            raise yaml.constructor.ConstructorError(
+                None, None, "aliases (*name) are not allowed", event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str | int | float | bool):
+                raise yaml.constructor.ConstructorError(None, None, "keys must be plain", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def slug(text: str) -> str:
+    """``text`` in a form that names a task group: letters, digits and ``_``."""
+    return re.sub(r"[^A-Za-z0-9_]+", "_", text)

@@ -1,0 +1,1 @@
+"""The ground floor: the tables, the step specification and the sweep directory."""

@@ -1,0 +1,194 @@
+"""Where files live: a folder (``file://``) or a prefix in a bucket (``s3://``).
+
+Keys are relative, ``/``-separated and never user-given text as such (see :func:`safe_name`). A write
+replaces one object whole or leaves the old one: by rename in a folder, by PUT in S3.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from include.capacity.errors import ConfigError, PublishError
+
+CONTENT_TYPES = {
+    ".parquet": "application/vnd.apache.parquet",
+    ".md": "text/markdown; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".csv": "text/csv; charset=utf-8",
+    ".json": "application/json",
+    ".yaml": "application/yaml",
+    ".svg": "image/svg+xml",
+}
+
+
+class Store(Protocol):
+    """A flat space of immutable-or-replaced-whole objects."""
+
+    url: str
+
+    def read(self, key: str) -> bytes:
+        """The object's bytes; FileNotFoundError if there is none."""
+
+    def write(self, key: str, data: bytes) -> None:
+        """Replace the object whole."""
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """All keys that start with ``prefix``, sorted."""
+
+    def exists(self, key: str) -> bool:
+        """Whether there is such an object."""
+
+
+def open_store(url: str, s3_client: Callable[[], Any] | None = None) -> Store:
+    """A store for ``file:///path``, a plain path, or ``s3://bucket/prefix``.
+
+    ``s3_client`` makes the boto3 client (from an Airflow connection); without one, boto3's own
+    configuration (environment, profile) is used.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "s3":
+        if not parts.netloc:
+            raise ConfigError(f"{url!r}: expected s3://bucket/prefix, found no bucket")
+        return S3Store(parts.netloc, parts.path.strip("/"), s3_client)
+    if parts.scheme in ("", "file"):
+        return FolderStore(Path(unquote(parts.path) if parts.scheme else url))
+    raise ConfigError(f"{url!r}: expected file:///path or s3://bucket/prefix")
+
+
+def safe_name(text: str) -> str:
+    """``text`` as one path or key segment: no separator, no dot segment, no case to lose.
+
+    Distinct texts give distinct names: what is not in ``[a-z0-9._-]`` is written as ``~hex~``.
+    """
+    name = re.sub(r"[^a-z0-9._-]", lambda match: f"~{ord(match.group()):x}~", text)
+    if not name.strip("."):
+        name = "~2e~" * len(name) if name else "~~"
+    return name
+
+
+def content_type(key: str) -> str:
+    """The MIME type an object is served with."""
+    suffix = Path(key).suffix
+    return CONTENT_TYPES.get(suffix) or mimetypes.guess_type(key)[0] or "application/octet-stream"
+
+
+class FolderStore:
+    """Files below a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.url = self.root.as_uri()
+
+    def path(self, key: str) -> Path:
+        """Where the object lies; ConfigError if ``key`` would leave the folder."""
+        path = (self.root / key).resolve()
+        if not path.is_relative_to(self.root.resolve()):
+            raise ConfigError(f"key {key!r} leads out of {self.root}")
+        return path
+
+    def read(self, key: str) -> bytes:
+        return self.path(key).read_bytes()
+
+    def write(self, key: str, data: bytes) -> None:
+        path = self.path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def keys(self, prefix: str = "") -> list[str]:
+        base = self.root / prefix.rpartition("/")[0]
+        found = (path for path in base.rglob("*") if path.is_file() and not path.name.startswith("."))
+        relative = (path.relative_to(self.root).as_posix() for path in found)
+        return sorted(key for key in relative if key.startswith(prefix))
+
+    def exists(self, key: str) -> bool:
+        return self.path(key).is_file()
+
+
+class S3Store:
+    """Objects below a prefix of a bucket; retries with backoff are boto3's (configured by its client)."""
+
+    def __init__(self, bucket: str, prefix: str, client: Callable[[], Any] | None) -> None:
+        self.bucket = bucket
+        self.prefix = f"{prefix}/" if prefix else ""
+        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._make_client = client
+        self._client: Any = None
+
+    @property
+    def client(self) -> Any:
+        """The boto3 client, made when first needed."""
+        if self._client is None:
+            if self._make_client is not None:
+                self._client = self._make_client()
+            else:
+                import boto3  # heavy: only where S3 is used
+
+                self._client = boto3.client("s3")
+        return self._client
+
+    def read(self, key: str) -> bytes:
+        with self._explained(key):
+            return self.client.get_object(Bucket=self.bucket, Key=self.prefix + key)["Body"].read()
+
+    def write(self, key: str, data: bytes) -> None:
+        with self._explained(key):
+            self.client.put_object(
+                Bucket=self.bucket, Key=self.prefix + key, Body=data, ContentType=content_type(key)
+            )
+
+    def keys(self, prefix: str = "") -> list[str]:
+        with self._explained(prefix):
+            pages = self.client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.bucket, Prefix=self.prefix + prefix
+            )
+            found = [item["Key"] for page in pages for item in page.get("Contents", [])]
+        return sorted(key[len(self.prefix) :] for key in found)
+
+    def exists(self, key: str) -> bool:
+        try:
+            with self._explained(key):
+                self.client.head_object(Bucket=self.bucket, Key=self.prefix + key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _explained(self, key: str) -> _Explained:
+        return _Explained(f"s3://{self.bucket}/{self.prefix}{key}")
+
+
+class _Explained:
+    """Turns botocore's errors into ours, naming the object."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if isinstance(error, ClientError):
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            if code in ("NoSuchKey", "404", "NotFound"):
+                raise FileNotFoundError(self.url) from error
+            if code == "NoSuchBucket":
+                raise PublishError(f"{self.url}: the bucket does not exist; create it first") from error
+            raise PublishError(f"{self.url}: refused by the object store: {error}") from error
+        if isinstance(error, BotoCoreError):
+            raise PublishError(f"{self.url}: object store not reachable: {error}") from error
