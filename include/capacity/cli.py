@@ -1,0 +1,270 @@
+"""The command line: one command per stage, each reading files and writing files.
+
+Exit status: 0 done, 2 wrong usage or configuration, 3 the data or the server says no (rejected sweep,
+no limit); 1 is left to crashes. ``--json`` prints one JSON document and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from include.capacity.config import (
+    Accelerator,
+    EndpointServer,
+    Fleet,
+    Model,
+    ServiceClass,
+    load_fleet,
+    parse_yaml,
+    validate,
+)
+from include.capacity.errors import CapacityError, ConfigError, DataError
+from include.capacity.results.store import FolderStore
+from include.capacity.results.sweepdir import SweepDir, finite
+from include.capacity.words import EXPORTABLE
+
+OK, NO = 0, 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        return int(options.run(options))
+    except CapacityError as error:
+        print(f"{options.command}: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print(f"{options.command}: stopped", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m include.capacity", description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Any, help: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help, description=help)
+        sub.set_defaults(run=run)
+        return sub
+
+    sub = command("simulate", simulate, "Run a simulated vLLM server until interrupted.")
+    sub.add_argument("--profile", required=True, help="name in include/config/profiles, or a file")
+    sub.add_argument("--port", type=int, required=True)
+    sub.add_argument("--host", default="127.0.0.1")
+
+    sub = command("sweep", sweep, "Measure one class of one model on a running server, and judge it.")
+    sub.add_argument("--url", required=True, help="base URL of the server, without /v1")
+    sub.add_argument("--model", required=True, help="served model name")
+    sub.add_argument("--class", dest="service_class", required=True, help="service class of the fleet file")
+    sub.add_argument("--concurrency", required=True, type=_ladder, help="steps, such as 1,2,4")
+    sub.add_argument("--out", required=True, type=Path, help="sweep directory to write")
+    sub.add_argument("--config", type=Path, help="fleet file (default: the one shipped)")
+    sub.add_argument("--find", action="store_true", help="search for the limit and prove it (default: exactly the steps)")
+    sub.add_argument("--repeats", type=int, default=1)
+    sub.add_argument("--requests", type=int, help="proof size instead of the fleet file's")
+    sub.add_argument("--seconds", type=float, help="shortest window instead of the fleet file's")
+    sub.add_argument("--api-key-env", help="environment variable that holds the server's API key")
+    sub.add_argument("--accelerator", default="unknown", help="what the server runs on, such as H100-SXM-80GB")
+
+    sub = command("import", import_, "Read other tools' result files into a sweep directory.")
+    sub.add_argument("files", nargs="+", type=Path)
+    sub.add_argument("--out", required=True, type=Path)
+
+    sub = command("check", check, "Judge whether the measurements may be used.")
+    sub.add_argument("dir", type=Path)
+    sub.add_argument("--json", action="store_true")
+
+    sub = command("limits", limits, "Compute the limits from what may be used.")
+    sub.add_argument("dir", type=Path)
+    sub.add_argument("--classes", type=Path, help="judge by the `classes` of this fleet or classes file")
+    sub.add_argument("--json", action="store_true")
+
+    sub = command("report", report, "Write report.html, report.md and the figures.")
+    sub.add_argument("dir", type=Path)
+
+    sub = command("publish", publish, "Publish a sweep directory to file:///path or s3://bucket/prefix.")
+    sub.add_argument("dir", type=Path)
+    sub.add_argument("--to", required=True)
+    sub.add_argument("--promote", action="store_true", help="let it move latest/")
+
+    sub = command("check-config", check_config, "Validate a fleet file and say what it asks for.")
+    sub.add_argument("file", type=Path, nargs="?")
+    return parser
+
+
+def simulate(options: argparse.Namespace) -> int:
+    from include.capacity.simulator.profile import load_profile
+    from include.capacity.simulator.server import serve
+
+    serve(load_profile(options.profile), options.host, options.port)
+    return OK
+
+
+def sweep(options: argparse.Namespace) -> int:
+    from include.capacity.flow import sweep as stages
+    from include.capacity.load.progress import step_progress
+    from include.capacity.servers import start, target_of
+
+    fleet = load_fleet(options.config)
+    if options.service_class not in fleet.classes:
+        raise ConfigError(f"--class: {options.service_class!r} is none of {sorted(fleet.classes)}")
+    if options.api_key_env and not os.environ.get(options.api_key_env):
+        raise ConfigError(f"--api-key-env: the environment has no {options.api_key_env}")
+    model = _endpoint_model(options, fleet)
+    bounds = fleet.steps
+    if options.requests:
+        bounds = bounds.model_copy(
+            update={"prove_requests": options.requests, "prove_requests_max": max(options.requests, bounds.prove_requests_max)}
+        )
+    if options.seconds:
+        bounds = bounds.model_copy(update={"min_window_s": options.seconds})
+    out = SweepDir(FolderStore(options.out))
+    if out.exists("sweep.json"):
+        raise ConfigError(f"--out: {options.out} already holds a sweep; name a new directory")
+    handle = start(options.model, model, {"run_id": "cli", "model": options.model}, options.out / "server")
+    stages.open_sweep(
+        out,
+        run_id="cli",
+        model_key=options.model,
+        model=model,
+        accelerator=Accelerator(kind=options.accelerator),
+        bounds=bounds,
+    )
+    stages.record_stack(out, handle.stack, simulated=handle.simulated, clock_scale=handle.clock_scale)
+    stages.run_all(out, target_of(handle), step_progress)
+    verdict = stages.check(out)
+    return _print_limits(stages.limits(out), as_json=False) if verdict["verdict"] != "reject" else NO
+
+
+def _endpoint_model(options: argparse.Namespace, fleet: Fleet) -> Model:
+    """A server that somebody else runs, as a model of the fleet."""
+    chosen = fleet.classes[options.service_class].model_copy(update={"ladder": options.concurrency})
+    server = validate(
+        EndpointServer,
+        {"kind": "endpoint", "url": options.url.rstrip("/"), "api_key_env": options.api_key_env},
+        "--url",
+    )
+    return Model(
+        served_name=options.model,
+        server=server,
+        accelerator="endpoint",
+        mode="find" if options.find else "exact",
+        repeats=options.repeats,
+        classes={options.service_class: chosen},
+    )
+
+
+def import_(options: argparse.Namespace) -> int:
+    from include.capacity.importers import import_files
+
+    out = SweepDir(FolderStore(options.out))
+    steps = import_files(options.files, out)
+    print(f"{len(steps)} steps in {options.out}")
+    return OK
+
+
+def check(options: argparse.Namespace) -> int:
+    from include.capacity.flow import sweep as stages
+
+    quality = stages.check(_existing(options.dir))
+    if options.json:
+        fields = ("source", "model", "series", "workload", "concurrency", "repeat", "verdict", "findings")
+        _print_json({"steps": [{key: step.get(key) for key in fields} for step in quality["steps"]]})
+    else:
+        for step in quality["steps"]:
+            print(f"{step['verdict']:7} {step['key']}")
+            for finding in step["findings"]:
+                print(f"        {finding['severity']} {finding['check']}: {finding['reason']}")
+        for finding in quality["findings"]:
+            print(f"sweep: {finding['severity']} {finding['check']}: {finding['reason']}")
+        print(f"sweep: {quality['verdict']}")
+    usable = any(step["verdict"] != "reject" for step in quality["steps"])
+    return OK if usable and quality["verdict"] != "reject" else NO
+
+
+def limits(options: argparse.Namespace) -> int:
+    from include.capacity.flow import sweep as stages
+
+    folder = _existing(options.dir)
+    if not folder.exists("quality.json"):
+        stages.check(folder)
+    classes = _classes(options.classes) if options.classes else None
+    return _print_limits(stages.limits(folder, classes), as_json=options.json)
+
+
+def report(options: argparse.Namespace) -> int:
+    from include.capacity.flow import sweep as stages
+
+    folder = _existing(options.dir)
+    if not folder.exists("limits.json"):
+        raise DataError(f"{options.dir}: no limits.json: run `limits` first")
+    stages.report(folder)
+    print(f"{options.dir}/report.html")
+    return OK
+
+
+def publish(options: argparse.Namespace) -> int:
+    from include.capacity.publish.publish import publish_sweep
+
+    _print_json(publish_sweep(_existing(options.dir), options.to, promote=options.promote))
+    return OK
+
+
+def check_config(options: argparse.Namespace) -> int:
+    fleet = load_fleet(options.file)
+    for name, model in fleet.models.items():
+        for class_name, item in model.classes.items():
+            print(f"{name} {class_name}: {model.mode} {item.ladder} on {model.accelerator} ({model.server.kind})")
+    return OK
+
+
+def _existing(path: Path) -> SweepDir:
+    folder = SweepDir(FolderStore(path))
+    if not folder.exists("sweep.json"):
+        raise DataError(f"{path}: not a sweep directory: it holds no sweep.json")
+    return folder
+
+
+def _classes(path: Path) -> dict[str, ServiceClass]:
+    try:
+        data = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    found = data.get("classes") if isinstance(data, dict) else None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: expected a mapping `classes` of service classes")
+    return {name: validate(ServiceClass, item, f"{path}: classes.{name}") for name, item in found.items()}
+
+
+def _print_limits(result: dict[str, Any], *, as_json: bool) -> int:
+    from include.capacity.limits.compute import limits_table
+
+    if as_json:
+        _print_json({"limits": result["limits"], "saturation": result["saturation"]})
+    else:
+        print(limits_table(result))
+    return OK if any(item["status"] in EXPORTABLE for item in result["limits"]) else NO
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(finite(data), indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def _ladder(text: str) -> list[int]:
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected whole numbers separated by commas, found {text!r}") from None
+    if not numbers or numbers[0] < 1:
+        raise argparse.ArgumentTypeError(f"expected concurrencies of at least 1, found {text!r}")
+    return numbers

@@ -1,0 +1,253 @@
+"""The factory both sweep DAGs come from; tasks call ``flow.tasks`` and do nothing themselves.
+
+One TaskGroup per model of the fleet file, built when the file is parsed::
+
+    plan ─▶ lease ─▶ start_server ─▶ ladder[..] ─▶ refine[..] ─▶ prove[..] ─▶ shared[..] ─▶ anchor[..] ─▶ stop_server
+                                                                                                      └▶ validate ─▶ limits ─▶ report
+
+and for the run ``fleet_report ─▶ publish ─▶ check_run``. ``lease`` and ``start_server`` are setups and
+``stop_server`` their teardown: the server is stopped whatever happens, and clearing one step brings
+it back. Mapped instances run one at a time in order; each asks the planner what to measure next and
+skips when there is nothing left.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow.sdk import (
+    DAG,
+    Asset,
+    CronTriggerTimetable,
+    Param,
+    PokeReturnValue,
+    TaskGroup,
+    TriggerRule,
+    get_current_context,
+    task,
+)
+from airflow.sdk.exceptions import AirflowSkipException
+
+from include.capacity.config import Fleet, slug
+from include.capacity.words import Phase
+
+START = datetime(2025, 1, 1)
+STEP_TIMEOUT = timedelta(hours=2)
+LEASE_TIMEOUT = timedelta(hours=12)
+LEASE_POLL_S = float(os.environ.get("CAPACITY_LEASE_POLL_S", "30"))
+
+PHASES: dict[str, tuple[Phase, ...]] = {
+    "refine": (Phase.SCOUT,),
+    "prove": (Phase.PROVE,),
+    "shared": (Phase.SHARED,),
+    "anchor": (Phase.ANCHOR,),
+}
+"""Mapped tasks that ask the planner, and the phase each of them may measure."""
+
+
+def capacity_dag(
+    dag_id: str,
+    fleet: Fleet,
+    *,
+    scheduled: bool,
+    params: dict[str, Param],
+    description: str,
+    doc_md: str | None,
+) -> DAG:
+    """A DAG that sweeps the fleet: every night if ``scheduled``, else when triggered."""
+    schedule = CronTriggerTimetable(fleet.night.schedule, timezone=fleet.night.timezone) if scheduled else None
+    with DAG(
+        dag_id,
+        schedule=schedule,
+        start_date=START,
+        catchup=False,
+        is_paused_upon_creation=scheduled,
+        max_active_runs=1,
+        params=params,
+        description=description,
+        doc_md=doc_md,
+        tags=["capacity"],
+        default_args={"owner": "capacity", "retries": 0},
+        render_template_as_native_obj=True,
+    ) as dag:
+        ends = [_model_group(name) for name in fleet.models]
+        _fleet_tasks(fleet, ends)
+    return dag
+
+
+def _model_group(model: str) -> tuple[Any, Any]:
+    """One model's tasks; returns its last report task and its teardown."""
+    with TaskGroup(slug(model), tooltip=f"Sweep of {model}"):
+        planned = plan(model)
+        held = lease(model).as_setup()
+        server = start_server(model).as_setup()
+        ladder = step.override(task_id="ladder").partial(model=model).expand(spec=planned["ladder"])
+        measured = ladder
+        planned >> held >> server >> ladder
+        for name in PHASES:
+            following = (
+                next_step.override(task_id=name, trigger_rule=TriggerRule.ALL_DONE)
+                .partial(model=model, phase=name)
+                .expand(slot=planned[name])
+            )
+            measured >> following
+            measured = following
+        stopped = stop_server(model).as_teardown(setups=[held, server], on_failure_fail_dagrun=True)
+        measured >> stopped
+        validated = validate(model)
+        measured >> validated
+        reported = report(model)
+        validated >> limits(model) >> reported
+    return reported, stopped
+
+
+def _fleet_tasks(fleet: Fleet, ends: list[tuple[Any, Any]]) -> None:
+    """Tasks of the whole run; ``check_run`` is the only leaf and makes the run's colour true."""
+    asset = Asset(name="capacity_limits", uri=f"{fleet.publish.to.rstrip('/')}/latest/limits.json")
+    published = publish.override(outlets=[asset])()
+    reported = fleet_report()
+    [report for report, _ in ends] >> reported >> published
+    [published, *(stop for _, stop in ends)] >> check_run()
+
+
+def _run() -> Any:
+    """This task's run, from Airflow's context."""
+    from include.capacity.flow import tasks
+
+    context = get_current_context()
+    run = context["dag_run"]
+    scheduled_at = run.run_after if run.run_type == "scheduled" else None
+    return tasks.Run.of(
+        run_id=run.run_id,
+        dag_id=run.dag_id,
+        params=dict(context["params"]),
+        conf=dict(run.conf or {}),
+        scheduled_at=scheduled_at,
+    )
+
+
+def _doing(work: Callable[[], Any]) -> Any:
+    """Call a stage; what it has nothing to do for shows as skipped."""
+    from include.capacity.flow.tasks import NothingToDo
+
+    try:
+        return work()
+    except NothingToDo as reason:
+        raise AirflowSkipException(str(reason)) from None
+
+
+@task(multiple_outputs=True, execution_timeout=timedelta(minutes=10))
+def plan(model: str) -> dict[str, Any]:
+    """Validate the run's parameters and list the steps; skipped if the model is not selected."""
+    from include.capacity.flow import tasks
+
+    return _doing(lambda: tasks.plan(_run(), model))
+
+
+@task.sensor(mode="reschedule", poke_interval=LEASE_POLL_S, timeout=LEASE_TIMEOUT.total_seconds())
+def lease(model: str) -> PokeReturnValue:
+    """Hold the accelerator for this run and model; waits while another has it."""
+    from include.capacity.flow import tasks
+
+    return PokeReturnValue(is_done=tasks.lease(_run(), model))
+
+
+@task(execution_timeout=timedelta(hours=2))
+def start_server(model: str) -> dict[str, Any]:
+    """Start the server and wait until it answers a real completion."""
+    from include.capacity.flow import tasks
+
+    return tasks.start_server(_run(), model)
+
+
+@task(
+    map_index_template="{{ label }}",
+    max_active_tis_per_dagrun=1,
+    execution_timeout=STEP_TIMEOUT,
+)
+def step(model: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """Measure one asked-for step; skipped past the cliff."""
+    from include.capacity.flow import tasks
+
+    label(tasks.label(spec))
+    return _doing(lambda: tasks.ladder_step(_run(), model, spec))
+
+
+@task(
+    map_index_template="{{ label }}",
+    max_active_tis_per_dagrun=1,
+    execution_timeout=STEP_TIMEOUT,
+)
+def next_step(model: str, phase: str, slot: int) -> dict[str, Any]:
+    """Measure what the planner asks for next in this phase; skipped when it asks for nothing."""
+    from include.capacity.flow import tasks
+
+    label(f"spare {slot + 1}")
+    return _doing(lambda: tasks.planned_step(_run(), model, PHASES[phase], label))
+
+
+@task(trigger_rule=TriggerRule.ALL_DONE, execution_timeout=timedelta(minutes=15))
+def stop_server(model: str) -> None:
+    """Stop the server, whatever happened, and give the accelerator back."""
+    from include.capacity.flow import tasks
+
+    tasks.stop_server(_run(), model)
+
+
+@task(trigger_rule=TriggerRule.ALL_DONE, execution_timeout=timedelta(minutes=30))
+def validate(model: str) -> dict[str, Any]:
+    """Judge the measurements with Great Expectations."""
+    from include.capacity.flow import tasks
+
+    return _doing(lambda: tasks.validate(_run(), model))
+
+
+@task(execution_timeout=timedelta(minutes=30))
+def limits(model: str) -> list[dict[str, Any]]:
+    """Compute the limits from what may be used."""
+    from include.capacity.flow import tasks
+
+    return tasks.limits(_run(), model)
+
+
+@task(execution_timeout=timedelta(minutes=30))
+def report(model: str) -> str:
+    """Write the model's report and figures."""
+    from include.capacity.flow import tasks
+
+    return tasks.report(_run(), model)
+
+
+@task(trigger_rule=TriggerRule.ALL_DONE, execution_timeout=timedelta(minutes=30))
+def fleet_report() -> str:
+    """Write the report over all models of this run."""
+    from include.capacity.flow import tasks
+
+    return _doing(lambda: tasks.fleet_report(_run()))
+
+
+@task(execution_timeout=timedelta(hours=1), retries=2, retry_delay=timedelta(seconds=30))
+def publish() -> dict[str, Any]:
+    """Publish everything of this run; moves ``latest/`` where it may."""
+    from include.capacity.flow import tasks
+
+    return tasks.publish(_run())
+
+
+@task(trigger_rule=TriggerRule.ALL_DONE)
+def check_run() -> None:
+    """Fail if any task failed, or if a class has no limit for a fault of ours."""
+    from include.capacity.flow import tasks
+
+    context = get_current_context()
+    ti, run = context["ti"], context["dag_run"]
+    states = ti.get_task_states(dag_id=run.dag_id, run_ids=[run.run_id])[run.run_id]
+    tasks.check_run(_run(), states)
+
+
+def label(text: str) -> None:
+    """Name this mapped instance in the grid."""
+    get_current_context()["label"] = text  # type: ignore[typeddict-unknown-key]

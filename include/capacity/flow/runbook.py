@@ -1,0 +1,58 @@
+"""The DAGs' documentation, shown in the UI: what they do, and what to do when they fail."""
+
+COMMON = """
+### What the tasks do
+| task | what it does |
+|---|---|
+| `plan` | checks the fleet file and the run's parameters, lists the steps |
+| `lease` | waits until the accelerator is free and holds it for this run |
+| `start_server` | starts the model server; done when it answers a real completion |
+| `ladder` | one task per class and concurrency, upwards; steps past the cliff are skipped |
+| `refine` | bisects between the last step that held and the first that did not |
+| `prove` | proves the candidate on fresh requests, going down until one holds |
+| `shared` | proves a pair of limits with both classes at once, where the fleet asks for it |
+| `anchor` | measures the lowest step again: did the server change during the sweep? |
+| `stop_server` | stops the server, whatever happened, and gives the accelerator back |
+| `validate` `limits` `report` | judge the data, compute the limits, write the report |
+| `fleet_report` `publish` | the report over all models; everything to the object store |
+| `check_run` | makes the run's colour true |
+
+### What the colour means
+**Green**: every selected model was measured. Refusals, a cliff, even a crash at some concurrency are results,
+not failures. **Red**: something of *ours* failed: a server could not be served, a measurement cannot be trusted
+and a class has no limit because of it, or nothing could be published. What was proven is published all the same.
+
+### When it is red
+| failed task | look at | then |
+|---|---|---|
+| `plan` | its log names the file, key and value that are wrong | mend the fleet file or the parameters, trigger again |
+| `lease` | its log names the run that holds the accelerator | wait, or end that run; stale leases are broken by themselves |
+| `start_server` | its log ends with the tail of the server's own log | mend the model's arguments; clear the task |
+| `ladder` ... `anchor` | the step's log: a client error (400, 401, 404) means the requests are wrong | clear the step; the server comes back for it |
+| `validate` ... `report` | the quality section of the report: what was rejected and why | follow its advice, clear the failed task |
+| `publish` | its log names the bucket and object | mend the connection or the bucket, clear the task: nothing is measured again |
+| `check_run` only | its log says which class has no limit, and why | follow its advice, trigger again |
+
+Clearing a step measures it again and nothing else; results of other steps are kept.
+"""
+
+NIGHTLY = (
+    """
+Finds out, for each model of the fleet file, how many requests may be in flight per service class before answers
+stop completing within their deadline or the first token comes too late; publishes the limits with their evidence.
+
+**Enable it** with the switch beside its name. A run that starts later than the fleet's `max_lateness_s` is
+skipped, so enabling it at noon does not start the accelerators at once. To measure now, use the Trigger button or
+the DAG `capacity_sweep`.
+"""
+    + COMMON
+)
+
+SWEEP = (
+    """
+Sweeps the models you choose, with your own concurrency steps and objectives. **Trigger** opens the form; a blank
+field means "as the fleet file says". Wrong values are refused before any server starts. Results go to the same
+store as the nightly's, under this run's id; `latest/` moves only with *Promote*.
+"""
+    + COMMON
+)

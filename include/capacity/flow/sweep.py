@@ -1,0 +1,221 @@
+"""One model's sweep as a sequence of stages over a sweep directory.
+
+    open_sweep ──▶ measure, measure, ... ──▶ judge (steps, quality, limits) ──▶ report
+
+Each stage reads files and writes files, so each can be run again alone, and limits can be computed
+again from old measurements. The command line and the Airflow tasks call the same functions.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import pandas as pd
+
+from include.capacity.config import Accelerator, Model, ServiceClass, StepBounds, validate
+from include.capacity.errors import DataError
+from include.capacity.limits.compute import compute_limits
+from include.capacity.limits.evidence import Evidence, decider, evidence_of
+from include.capacity.limits.identity import comparison_id, stack_id
+from include.capacity.limits.planner import Problem, next_step, problem_of
+from include.capacity.load.progress import Progress
+from include.capacity.load.request import Target
+from include.capacity.load.step import run_step
+from include.capacity.results.schema import Facts
+from include.capacity.results.spec import StepSpec, step_seed
+from include.capacity.results.steps import derive_steps
+from include.capacity.results.sweepdir import SweepDir
+
+SCHEMA = 1
+PACKAGES = ("httpx", "numpy", "pandas", "scipy", "great-expectations", "matplotlib")
+
+
+def open_sweep(
+    sweep: SweepDir,
+    *,
+    run_id: str,
+    model_key: str,
+    model: Model,
+    accelerator: Accelerator,
+    bounds: StepBounds,
+    now: datetime | None = None,
+) -> dict[str, Any]:
+    """Write ``sweep.json``: what will be measured, with everything a later stage needs to know.
+
+    The stack is unknown until the server stands; :func:`record_stack` fills it in.
+    """
+    data = {
+        "schema": SCHEMA,
+        "run_id": run_id,
+        "attempt": 1,
+        "model": model_key,
+        "served_name": model.served_name,
+        "series": "",
+        "source": "measured",
+        "simulated": model.server.kind == "simulator",
+        "clock_scale": 1.0,
+        "server_kind": model.server.kind,
+        "accelerator": {"name": model.accelerator, "kind": accelerator.kind, "count": accelerator.count},
+        "stack": None,
+        "stack_id": None,
+        "comparison_ids": {
+            name: comparison_id(model_key, name, service_class, accelerator)
+            for name, service_class in model.classes.items()
+        },
+        "classes": {name: item.model_dump(mode="json") for name, item in model.classes.items()},
+        "bounds": bounds.model_dump(mode="json"),
+        "mode": model.mode,
+        "repeats": model.repeats,
+        "shared": model.shared,
+        "created_at": (now or datetime.now(UTC)).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "seed": step_seed(run_id, model_key),
+        "problems": [],
+    }
+    sweep.write_json("sweep.json", data)
+    return data
+
+
+def record_stack(sweep: SweepDir, stack: Mapping[str, Any], *, simulated: bool, clock_scale: float) -> None:
+    """Fill in what the server turned out to be."""
+    data = sweep.read_json("sweep.json")
+    data.update(stack=dict(stack), stack_id=stack_id(stack), simulated=simulated, clock_scale=clock_scale)
+    sweep.write_json("sweep.json", data)
+
+
+def record_problem(sweep: SweepDir, stage: str, error: BaseException) -> None:
+    """Keep why a stage failed, for the report: ``{"stage", "error"}`` in ``sweep.json``."""
+    data = sweep.read_json("sweep.json")
+    problem = {"stage": stage, "error": str(error)}
+    if problem not in data["problems"]:
+        data["problems"].append(problem)
+        sweep.write_json("sweep.json", data)
+
+
+def classes_of(data: Mapping[str, Any]) -> dict[str, ServiceClass]:
+    """The service classes a sweep was measured with."""
+    return {
+        name: validate(ServiceClass, item, f"sweep.json: classes.{name}")
+        for name, item in data["classes"].items()
+    }
+
+
+# -- measuring
+
+
+def measure(
+    sweep: SweepDir,
+    spec: StepSpec,
+    target: Target,
+    progress: Progress | None = None,
+) -> list[Evidence]:
+    """Run one step and keep its rows, facts and evidence.
+
+    Errors: RequestRefused, MeasurementError (nothing is kept); a server that dies is a result.
+    """
+    data = sweep.read_json("sweep.json")
+    classes = classes_of(data)
+    run = run_step(
+        spec,
+        target=target,
+        classes=classes,
+        bounds=validate(StepBounds, data["bounds"], "sweep.json: bounds"),
+        clock_scale=data["clock_scale"],
+        decide=decider(classes),
+        progress=progress,
+        run_id=data["run_id"],
+        attempt=data["attempt"],
+    )
+    found = evidence_of(run.facts, run.requests.to_pandas(), classes)
+    sweep.write_json(f"evidence/{spec.key}.json", [item.to_json() for item in found])
+    sweep.write_step(spec.key, run.facts, run.requests, run.metrics)
+    return found
+
+
+def evidence(sweep: SweepDir) -> list[Evidence]:
+    """Evidence of all finished steps, in the order in which they began."""
+    found: list[Evidence] = []
+    for key in sweep.all_facts():
+        found += [Evidence.from_json(item) for item in sweep.read_json(f"evidence/{key}.json")]
+    return found
+
+
+def problem(sweep: SweepDir) -> Problem:
+    """The planner's question for this sweep."""
+    return problem_of(sweep.read_json("sweep.json"))
+
+
+def run_all(
+    sweep: SweepDir,
+    target: Target,
+    progress: Callable[[StepSpec], Progress | None] = lambda _: None,
+) -> list[Evidence]:
+    """Measure what the planner asks for until it asks for nothing more."""
+    asked = problem(sweep)
+    while (spec := next_step(asked, evidence(sweep))) is not None:
+        measure(sweep, spec, target, progress(spec))
+    return evidence(sweep)
+
+
+# -- judging
+
+
+def recompute_evidence(sweep: SweepDir, classes: Mapping[str, ServiceClass] | None = None) -> list[Evidence]:
+    """Evidence anew from the request rows, e.g. for other objectives than those measured with."""
+    data = sweep.read_json("sweep.json")
+    judged = classes or classes_of(data)
+    found: list[Evidence] = []
+    for key, facts in sweep.all_facts().items():
+        found += evidence_of(facts, sweep.requests([key]), judged)
+    return found
+
+
+def write_steps(sweep: SweepDir, found: Sequence[Evidence]) -> pd.DataFrame:
+    """Derive ``steps.csv`` from rows, facts and evidence."""
+    states = {(item.key, item.service_class): (item.state, item.n_effective) for item in found}
+    steps = derive_steps(sweep, states)
+    sweep.write_steps(steps)
+    return steps
+
+
+def check(sweep: SweepDir) -> dict[str, Any]:
+    """Judge the data: write ``steps.csv`` and ``quality.json``; returns the latter."""
+    from include.capacity.quality import check_sweep  # Great Expectations: seconds to import
+
+    if sweep.read_json("sweep.json")["source"] == "measured":
+        write_steps(sweep, recompute_evidence(sweep))
+    return check_sweep(sweep)
+
+
+def limits(sweep: SweepDir, classes: Mapping[str, ServiceClass] | None = None) -> dict[str, Any]:
+    """Compute the limits from what quality has left standing; writes ``limits.json``.
+
+    ``classes`` judges the same measurements by other floors or objectives; the result is returned
+    and not written then.
+    """
+    data = sweep.read_json("sweep.json")
+    if not sweep.exists("quality.json"):
+        raise DataError(f"{sweep.url}: no quality.json: run `check` first; unchecked data carry no limit")
+    found: list[Evidence] = []
+    if data["source"] == "measured":
+        found = recompute_evidence(sweep, classes)
+    result = compute_limits(data, found, sweep.steps(), sweep.read_json("quality.json"), classes=classes)
+    if classes is None:
+        sweep.write_json("limits.json", result)
+    return result
+
+
+def report(sweep: SweepDir) -> None:
+    """Write the model's report and figures."""
+    from include.capacity.report.build import build_model_report  # matplotlib: only here
+
+    build_model_report(sweep)
+
+
+def facts_of(sweep: SweepDir, key: str) -> Facts:
+    """A finished step's facts."""
+    return sweep.facts(key)

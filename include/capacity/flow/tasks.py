@@ -1,0 +1,328 @@
+"""What each Airflow task does, without Airflow: every function takes the run it belongs to.
+
+The one place that knows Airflow is :func:`s3_client` (its connection holds the credentials). State
+between tasks lives in the sweep directory below ``<publish.to>/work/<run>/<model>/``, not in XCom.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from include.capacity.config import Fleet, Model, load_fleet, slug
+from include.capacity.errors import CapacityError, NoLimit, ServerError
+from include.capacity.flow import sweep as stages
+from include.capacity.flow.params import apply, parse_params
+from include.capacity.flow.progress import task_progress
+from include.capacity.limits.planner import instances, ladder_steps, next_step, skip_reason
+from include.capacity.load.request import Target
+from include.capacity.results.spec import StepSpec
+from include.capacity.results.store import Store, open_store, safe_name
+from include.capacity.results.sweepdir import SweepDir
+from include.capacity.servers import Handle, base, start, stop, target_of
+from include.capacity.servers.lease import Lease
+from include.capacity.words import EXPORTABLE, LimitStatus, Phase
+
+log = logging.getLogger(__name__)
+
+MAX_RESTARTS = 3
+"""How often one sweep brings back a server that died; then the sweep is given up."""
+
+
+class NothingToDo(Exception):
+    """Not an error: this task has nothing to do, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One DAG run: the fleet as this run measures it, and where its files are."""
+
+    run_id: str
+    dag_id: str
+    fleet: Fleet
+    own_classes: Mapping[str, Mapping[str, Any]]
+    """Per model the classes as the fleet file has them: only their limits may move ``latest/``."""
+    promote: bool
+    selected: frozenset[str]
+    scheduled_at: datetime | None
+    store: Store
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        run_id: str,
+        dag_id: str,
+        params: Mapping[str, Any],
+        conf: Mapping[str, Any] | None = None,
+        scheduled_at: datetime | None = None,
+        s3: Callable[[], Any] | None = None,
+    ) -> Run:
+        """The run of these parameters; ConfigError if any is wrong or unknown."""
+        fleet = load_fleet()
+        asked = parse_params({**params, **(conf or {})})
+        changed = apply(asked, fleet)
+        connection = fleet.publish.connection
+        return cls(
+            run_id=run_id,
+            dag_id=dag_id,
+            fleet=changed,
+            own_classes={key: model.model_dump(mode="json")["classes"] for key, model in fleet.models.items()},
+            promote=asked.promote,
+            selected=frozenset(changed.models),
+            scheduled_at=scheduled_at,
+            store=open_store(changed.publish.to, s3 or (lambda: s3_client(connection))),
+        )
+
+    def sweep(self, model: str) -> SweepDir:
+        """The model's sweep directory."""
+        return SweepDir(self.store, f"work/{safe_name(self.run_id)}/{safe_name(model)}")
+
+    def model(self, key: str) -> Model:
+        """The model as this run measures it."""
+        return self.fleet.models[key]
+
+    @property
+    def holder(self) -> str:
+        """Who holds leases and servers for this run."""
+        return f"{self.dag_id}/{self.run_id}"
+
+
+def s3_client(connection: str) -> Any:
+    """A boto3 client made from an Airflow connection."""
+    from airflow.providers.amazon.aws.hooks.s3 import S3Hook
+
+    return S3Hook(aws_conn_id=connection).get_conn()
+
+
+def label(spec: Mapping[str, Any]) -> str:
+    """A step's name in the grid."""
+    return StepSpec.from_json(spec).label
+
+
+# -- before
+
+
+def plan(run: Run, model: str, now: datetime | None = None) -> dict[str, Any]:
+    """List the steps and open the sweep directory.
+
+    Returns ``{"ladder": [spec, ...], "refine": [0, 1, ...], "prove": [...], "shared": [...], "anchor": [...]}``.
+    Raises NothingToDo for a model not selected and for a nightly run that is too late.
+    """
+    now = now or datetime.now(UTC)
+    if model not in run.selected:
+        raise NothingToDo(f"{model} is not selected in this run")
+    if run.scheduled_at is not None:
+        late_s = (now - run.scheduled_at).total_seconds()
+        if late_s > run.fleet.night.max_lateness_s:
+            raise NothingToDo(
+                f"due {run.scheduled_at.isoformat(timespec='minutes')}, {late_s:.0f} s ago: later than "
+                f"night.max_lateness_s ({run.fleet.night.max_lateness_s:.0f} s), so not measured by day"
+            )
+    sweep = run.sweep(model)
+    configured = run.model(model)
+    sweep.store.write(f"work/{safe_name(run.run_id)}/probe", b"")  # a wrong bucket shows before a server starts
+    if not sweep.exists("sweep.json"):
+        stages.open_sweep(
+            sweep,
+            run_id=run.run_id,
+            model_key=model,
+            model=configured,
+            accelerator=run.fleet.accelerators[configured.accelerator],
+            bounds=run.fleet.steps,
+            now=now,
+        )
+    problem = stages.problem(sweep)
+    steps = ladder_steps(problem)
+    log.info("%s: %d ladder steps: %s", model, len(steps), ", ".join(spec.label for spec in steps))
+    spares = {phase: list(range(count)) for phase, count in instances(problem).items()}
+    return {"ladder": [spec.to_json() for spec in steps], **spares}
+
+
+def lease(run: Run, model: str) -> bool:
+    """Take the model's accelerator for this run; False while another holds it."""
+    return _lease(run, model).acquire()
+
+
+def start_server(run: Run, model: str) -> dict[str, Any]:
+    """Start the server, wait until it is ready, and record the stack."""
+    sweep = run.sweep(model)
+    try:
+        handle = _start(run, model)
+    except CapacityError as error:
+        stages.record_problem(sweep, "start_server", error)
+        raise
+    stages.record_stack(sweep, handle.stack, simulated=handle.simulated, clock_scale=handle.clock_scale)
+    return {"url": handle.url, "kind": handle.kind}
+
+
+# -- measuring
+
+
+def ladder_step(run: Run, model: str, spec_json: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure one asked-for step, unless what lies below it has made it pointless."""
+    sweep = run.sweep(model)
+    spec = StepSpec.from_json(spec_json)
+    reason = skip_reason(stages.problem(sweep), spec, stages.evidence(sweep))
+    if reason:
+        raise NothingToDo(reason)
+    return _measure(run, model, spec)
+
+
+def planned_step(
+    run: Run, model: str, phases: tuple[Phase, ...], label: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure what the planner asks for next, if it belongs to this task."""
+    sweep = run.sweep(model)
+    spec = next_step(stages.problem(sweep), stages.evidence(sweep))
+    if spec is None:
+        raise NothingToDo("the planner has nothing more to measure")
+    if spec.phase not in phases:
+        raise NothingToDo(f"nothing more to {'/'.join(phases)}: next is {spec.label}")
+    label(spec.label)
+    return _measure(run, model, spec)
+
+
+def _measure(run: Run, model: str, spec: StepSpec) -> dict[str, Any]:
+    sweep = run.sweep(model)
+    target = _living_target(run, model)
+    with task_progress(model, spec) as progress:
+        try:
+            found = stages.measure(sweep, spec, target, progress)
+        except CapacityError as error:
+            stages.record_problem(sweep, spec.label, error)
+            raise
+    for item in found:
+        log.info("%s: %s", spec.label, item.summary())
+    return {"key": spec.key, "states": {item.service_class: item.state for item in found}}
+
+
+def _living_target(run: Run, model: str) -> Target:
+    """Where to send requests; brings back a server that died in an earlier step."""
+    handle = base.load(_server_folder(run, model))
+    if handle is None:
+        raise ServerError(f"{model}: no server is recorded for run {run.run_id}; clear start_server")
+    if handle.kind != "endpoint" and not base.alive(handle):
+        sweep = run.sweep(model)
+        data = sweep.read_json("sweep.json")
+        restarts = data.get("restarts", 0)
+        if restarts >= MAX_RESTARTS:
+            raise ServerError(f"{model}: the server died {restarts + 1} times in this sweep; given up")
+        log.warning("%s: the server is gone (%s); starting it again", model, handle.describe())
+        sweep.write_json("sweep.json", {**data, "restarts": restarts + 1})
+        handle = _start(run, model)
+    return target_of(handle)
+
+
+# -- after
+
+
+def stop_server(run: Run, model: str) -> None:
+    """Stop the server if there is one, and give the accelerator back."""
+    try:
+        handle = base.load(_server_folder(run, model))
+        if handle is not None:
+            stop(handle)
+    finally:
+        _lease(run, model).release()
+
+
+def validate(run: Run, model: str) -> dict[str, Any]:
+    """Judge the model's measurements; returns the verdict and its counts."""
+    sweep = run.sweep(model)
+    if not sweep.exists("sweep.json"):
+        raise NothingToDo(f"{model} was not measured in this run")
+    quality = stages.check(sweep)
+    findings = [*quality["findings"], *(found for step in quality["steps"] for found in step["findings"])]
+    for finding in findings:
+        log.info("%s %s: %s", finding["severity"], finding["check"], finding["reason"])
+    return {"verdict": quality["verdict"], "findings": len(findings)}
+
+
+def limits(run: Run, model: str) -> list[dict[str, Any]]:
+    """Compute the model's limits; returns one small entry per class."""
+    result = stages.limits(run.sweep(model))
+    for item in result["limits"]:
+        log.info("%s %s: %s (%s): %s", model, item["class"], item["limit"], item["status"], item["claim"])
+    return [{key: item[key] for key in ("class", "limit", "status")} for item in result["limits"]]
+
+
+def report(run: Run, model: str) -> str:
+    """Write the model's report; returns where its sweep directory is."""
+    sweep = run.sweep(model)
+    stages.report(sweep)
+    return sweep.url
+
+
+def fleet_report(run: Run) -> str:
+    """Write the report over all models of the run."""
+    from include.capacity.report.build import build_fleet_report
+
+    sweeps = measured(run)
+    out = SweepDir(run.store, f"work/{safe_name(run.run_id)}")
+    build_fleet_report(sweeps, out, run={"run_id": run.run_id, "fleet": run.fleet.fleet})
+    return out.url
+
+
+def publish(run: Run) -> dict[str, Any]:
+    """Publish the run; returns what moved."""
+    from include.capacity.publish.publish import publish_run
+
+    work = SweepDir(run.store, f"work/{safe_name(run.run_id)}")
+    return publish_run(
+        run.store,
+        run_id=run.run_id,
+        sweeps=measured(run),
+        fleet_report=work,
+        promote=run.promote,
+        own_classes=run.own_classes,
+        valid_for_s=run.fleet.publish.valid_for_s,
+    )
+
+
+def measured(run: Run) -> dict[str, SweepDir]:
+    """Sweep directories of this run that carry limits; NothingToDo if there is none."""
+    sweeps = {model: run.sweep(model) for model in sorted(run.selected)}
+    found = {model: sweep for model, sweep in sweeps.items() if sweep.exists("limits.json")}
+    if not found:
+        raise NothingToDo("no model was measured in this run")
+    return found
+
+
+def check_run(run: Run, states: Mapping[str, Any]) -> None:
+    """Raise if any task of the run failed, or a class has no limit for a fault of ours.
+
+    ``states``: task id (with map index) to state, as Airflow tells them.
+    """
+    bad = sorted(task for task, state in states.items() if str(state) in ("failed", "upstream_failed"))
+    problems = [f"tasks failed: {', '.join(bad)}"] if bad else []
+    for model in sorted(run.selected):
+        sweep = run.sweep(model)
+        if not sweep.exists("limits.json"):
+            continue
+        for item in sweep.read_json("limits.json")["limits"]:
+            if item["status"] in (LimitStatus.REJECTED, LimitStatus.NOT_MEASURED, LimitStatus.INSUFFICIENT_EVIDENCE):
+                problems.append(f"{model} {item['class']}: no limit ({item['status']}): {item['claim']}")
+            elif item["status"] in EXPORTABLE:
+                log.info("%s %s: %s (%s)", model, item["class"], item["limit"], item["status"])
+    if problems:
+        raise NoLimit("; ".join(problems))
+
+
+# -- servers and leases
+
+
+def _start(run: Run, model: str) -> Handle:
+    owner = {"run_id": run.run_id, "dag_id": run.dag_id, "model": model}
+    return start(model, run.model(model), owner, _server_folder(run, model))
+
+
+def _server_folder(run: Run, model: str) -> Any:
+    return base.state_folder() / "servers" / slug(run.model(model).accelerator) / slug(model)
+
+
+def _lease(run: Run, model: str) -> Lease:
+    return Lease(run.model(model).accelerator, holder=run.holder, model=model)

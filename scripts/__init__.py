@@ -1,0 +1,1 @@
+"""Set-up and demonstration scripts; nothing of the product itself."""

@@ -1,0 +1,257 @@
+"""A whole local installation in one folder: Airflow, an S3 server that keeps its data, and their logs.
+
+Used by ``make demo`` and by the end-to-end tests. Everything binds to 127.0.0.1, in processes of our
+own that :meth:`LocalStack.stop` ends. Not a way to run production: see docker-compose.yaml for that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import boto3
+import httpx
+from botocore.config import Config
+
+ROOT = Path(__file__).parents[1]
+READY_TIMEOUT_S = 300
+
+
+def free_port(wanted: int = 0) -> int:
+    """``wanted`` if nobody has it, else any free port."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise RuntimeError("no free port on 127.0.0.1")
+
+
+class LocalStack:
+    """Airflow and S3 below ``home``; ``bucket`` exists when :meth:`start` returns."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        airflow_port: int = 0,
+        s3_port: int = 0,
+        bucket: str = "capacity",
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self.home = home
+        self.bucket = bucket
+        self.airflow_url = f"http://127.0.0.1:{free_port(airflow_port)}"
+        self.s3_url = f"http://127.0.0.1:{free_port(s3_port)}"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.access_key, self.secret_key = "local", _kept_secret(home / "s3-secret")
+        self.env = {**os.environ, **self._environment(), **(env or {})}
+        self.http = httpx.Client(base_url=self.airflow_url, timeout=60, trust_env=False)
+
+    def _environment(self) -> dict[str, str]:
+        port = self.airflow_url.rpartition(":")[2]
+        connection = {
+            "conn_type": "aws",
+            "login": self.access_key,
+            "password": self.secret_key,
+            "extra": {
+                "endpoint_url": self.s3_url,
+                "region_name": "us-east-1",
+                "config_kwargs": {
+                    "signature_version": "s3v4",
+                    "s3": {"addressing_style": "path"},
+                    "retries": {"max_attempts": 5, "mode": "standard"},
+                },
+            },
+        }
+        return {
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "AIRFLOW_HOME": str(self.home / "airflow"),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+            "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+            "AIRFLOW__CORE__PARALLELISM": "4",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.airflow_url}/execution/",
+            "AIRFLOW__API__HOST": "127.0.0.1",
+            "AIRFLOW__API__PORT": port,
+            "AIRFLOW__API__BASE_URL": self.airflow_url,
+            "AIRFLOW__API__WORKERS": "1",
+            "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(48),
+            "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.25",
+            "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "60",
+            "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
+            "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
+            "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
+            "CAPACITY_STATE": str(self.home / "state"),
+            "CAPACITY_LEASE_POLL_S": "2",
+            "CAPACITY_PRELOAD": "1",
+            "NO_PROXY": "127.0.0.1,localhost",
+        }
+
+    # -- life
+
+    def start(self) -> None:
+        """Start everything and wait until it is healthy; RuntimeError with a log's tail if it is not."""
+        (self.home / "logs").mkdir(parents=True, exist_ok=True)
+        data = self.home / "s3"
+        data.mkdir(exist_ok=True)
+        self.spawn(
+            "s3",
+            [sys.executable, "-m", "nanio", "serve", "--host", "127.0.0.1", "--data-dir", str(data)]
+            + ["--port", self.s3_url.rpartition(":")[2]],
+            env={"NANIO_ACCESS_KEY": self.access_key, "NANIO_SECRET_KEY": self.secret_key},
+        )
+        self.run("airflow", "db", "migrate")
+        for part in ("api-server", "scheduler", "dag-processor"):
+            self.spawn(part, [sys.executable, "-m", "airflow", part])
+        self._wait("S3 server", self._s3_ready)
+        self._wait("Airflow", self._airflow_ready)
+
+    def stop(self) -> None:
+        """End every process of ours, last started first."""
+        for process in reversed(self.processes.values()):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in reversed(self.processes.values()):
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self.processes.clear()
+
+    @contextmanager
+    def running(self) -> Iterator[LocalStack]:
+        """Started on entry, stopped on exit."""
+        try:
+            self.start()
+            yield self
+        finally:
+            self.stop()
+
+    def spawn(self, name: str, command: list[str], env: dict[str, str] | None = None) -> None:
+        """Start a process in a group of its own, its output in ``logs/<name>.log``."""
+        with (self.home / "logs" / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command,
+                env={**self.env, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+
+    def run(self, *command: str) -> None:
+        """Run a command to its end; RuntimeError with its output if it fails."""
+        done = subprocess.run(
+            [sys.executable, "-m", *command], env=self.env, cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+
+    def log_tail(self, name: str, lines: int = 30) -> str:
+        """The end of a process's log."""
+        text = (self.home / "logs" / f"{name}.log").read_text(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def _wait(self, what: str, ready: Any) -> None:
+        give_up = time.monotonic() + READY_TIMEOUT_S
+        while not ready():
+            for name, process in self.processes.items():
+                if process.poll() is not None:
+                    raise RuntimeError(f"{name} ended with {process.returncode}:\n{self.log_tail(name)}")
+            if time.monotonic() > give_up:
+                logs = "\n".join(f"--- {name}\n{self.log_tail(name)}" for name in self.processes)
+                raise RuntimeError(f"{what} is not ready after {READY_TIMEOUT_S} s:\n{logs}")
+            time.sleep(0.5)
+
+    def _s3_ready(self) -> bool:
+        try:
+            known = [item["Name"] for item in self.s3().list_buckets()["Buckets"]]
+            if self.bucket not in known:
+                self.s3().create_bucket(Bucket=self.bucket)
+        except Exception as error:  # noqa: BLE001 - anything means "not yet" while it starts
+            self.last_s3_error = error
+            return False
+        return True
+
+    def _airflow_ready(self) -> bool:
+        try:
+            health = self.http.get("/api/v2/monitor/health").json()
+            parts = ("metadatabase", "scheduler", "dag_processor")
+            if any(health[part]["status"] != "healthy" for part in parts):
+                return False
+            return all(self.api("GET", f"/dags/{dag}").status_code == 200 for dag in self.dags())
+        except (httpx.HTTPError, ValueError, KeyError):
+            return False
+
+    def dags(self) -> list[str]:
+        """Ids of the project's DAGs: one a file."""
+        return sorted(path.stem for path in (ROOT / "dags").glob("capacity_*.py"))
+
+    # -- clients
+
+    def s3(self) -> Any:
+        """A boto3 client for the local S3 server."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.s3_url,
+            region_name="us-east-1",
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            config=Config(signature_version="s3v4", s3={"addressing_style": "path"}, retries={"max_attempts": 1}),
+        )
+
+    def api(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        """One call of Airflow's REST API (v2), with a token."""
+        if "authorization" not in self.http.headers:
+            token = self.http.get("/auth/token").json()["access_token"]
+            self.http.headers["authorization"] = f"Bearer {token}"
+        return self.http.request(method, f"/api/v2{path}", **arguments)
+
+    def trigger(self, dag: str, conf: dict[str, Any] | None = None) -> str:
+        """Start a run now; returns its id."""
+        self.api("PATCH", f"/dags/{dag}", json={"is_paused": False}).raise_for_status()
+        answer = self.api("POST", f"/dags/{dag}/dagRuns", json={"logical_date": None, "conf": conf or {}})
+        if answer.status_code >= 400:
+            raise RuntimeError(f"{dag}: trigger refused: {answer.text}")
+        return str(answer.json()["dag_run_id"])
+
+    def run_state(self, dag: str, run: str) -> str:
+        """``queued``, ``running``, ``success`` or ``failed``."""
+        answer = self.api("GET", f"/dags/{dag}/dagRuns/{run}")
+        answer.raise_for_status()
+        return str(answer.json()["state"])
+
+    def tasks(self, dag: str, run: str) -> list[dict[str, Any]]:
+        """All task instances of a run."""
+        answer = self.api("GET", f"/dags/{dag}/dagRuns/{run}/taskInstances", params={"limit": 1000})
+        answer.raise_for_status()
+        return list(answer.json()["task_instances"])
+
+
+def _kept_secret(path: Path) -> str:
+    """A random secret that stays the same as long as the folder does."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(secrets.token_hex(20))
+        path.chmod(0o600)
+    return path.read_text()
