@@ -1,0 +1,1 @@
+"""Load: requests sent, measured and judged, one step at a time."""

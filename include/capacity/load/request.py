@@ -1,0 +1,610 @@
+"""One request, measured and judged: what was sent, when its tokens came, and how it ended.
+
+**Times** are those of receipt, stamped by the transport; parsing may come later. They count from
+``wrote_at``, when the request was given to the socket. The time from the wish to send until then is the
+caller's to record.
+
+**First token** is the first chunk with generated content: ``text``, ``content`` (a string, or a list of parts
+with text in one), ``reasoning``, ``reasoning_content``, ``refusal`` or tool-call arguments. Never the role
+chunk, a comment, an empty chunk or a usage chunk. The first *answer* token leaves reasoning out.
+
+**Tokens** come from the server's ``usage``, wherever in the stream it comes. Without one, chunks with content
+are counted and the number is flagged as estimated. Tokens of the first chunk are known where it carries a
+running ``usage`` (``continuous_usage_stats``) or is the only chunk with content; else 1 is assumed, and
+flagged.
+
+**Outcome**, exactly one, by the first rule that fits:
+
+1. never written: ``connect_failed``;
+2. a status of 400 and above (or a redirect, which we do not follow): 429 and 503 ``rejected``, other 5xx
+   ``server_error``, the rest ``client_error``. The body only gives the words;
+3. inside a 200: an error object, an ``error`` event, or a ``finish_reason`` by which the server gives up
+   (``abort``, ``error``): ``stream_error``, at the moment it came. What is no JSON, or JSON of another shape
+   than the API's: ``malformed``;
+4. a stream that said [DONE] or ended properly after a ``finish_reason``: ``completed``, or ``empty`` if no
+   generated content came at all, whatever ``usage`` says (vLLM counts the end-of-sequence token, so an answer
+   that ended at once has usage 1);
+5. the connection closed or was reset before a proper end: ``connection_lost``, also after ``finish_reason``,
+   because no client would accept such a stream; not HTTP: ``malformed``;
+6. a clean end with neither ``finish_reason`` nor [DONE]: ``truncated``.
+
+Whatever was found, if it came later than the deadline after the write it is ``first_token_timeout`` (a
+stream without a first token in time) or ``deadline_exceeded``.
+
+A stream ends at its [DONE]; the connection gets a moment more (``END_GRACE_S``) to end the HTTP message, so
+that it can be used again. Nothing is retried.
+"""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import httpx
+import msgspec
+
+from include.capacity.load.sse import Event, SSEDecoder
+from include.capacity.load.transport import ClosedEarly, Exchange, OwnLimit, SlotTransport, now
+from include.capacity.words import Outcome
+
+END_GRACE_S = 1.0
+"""Wall seconds the server has to end the HTTP message once the answer is decided."""
+
+WAKE_EVERY = 4
+"""Pieces of a stream collected before the request's task is woken."""
+
+ERROR_CHARS = 500
+"""Longest error text kept."""
+
+GAVE_UP = frozenset({"abort", "error"})
+"""Values of ``finish_reason`` by which the server says that it did not finish."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A request ready to be sent."""
+
+    request_id: str
+    body: bytes
+    """JSON."""
+    stream: bool
+    """An event stream is asked for."""
+    asked_prompt_tokens: int | None = None
+    asked_max_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of a request. Times are ``time.perf_counter()`` seconds of receipt; ``None``: none."""
+
+    outcome: Outcome
+    wrote_at: float | None = None
+    first_token_at: float | None = None
+    """``None`` also where no stream was answered: TTFT is not applicable then."""
+    first_answer_at: float | None = None
+    last_token_at: float | None = None
+    ended_at: float | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    usage_estimated: bool = False
+    """``output_tokens`` was counted from chunks, in whole or for the last part."""
+    chunks: int = 0
+    """Chunks with generated content."""
+    first_chunk_tokens: int | None = None
+    first_chunk_tokens_known: bool = False
+    streamed: bool | None = None
+    """An event stream came back; ``None`` where no successful answer began."""
+    finish_reason: str | None = None
+    http_status: int | None = None
+    error: str | None = None
+    retry_after_s: float | None = None
+    """What the server's ``Retry-After`` asked for, in the server's seconds."""
+    connection_reused: bool = False
+    own_fault: bool = False
+    """The connection failed for want of our own descriptors or ports: the step is invalid."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a model is served."""
+
+    base_url: str
+    """With or without a trailing ``/v1``."""
+    served_name: str
+    api_key: str | None = None
+    metrics_url: str = ""
+
+
+class Sender:
+    """Sends requests of one kind to one target, each slot over its own connection."""
+
+    def __init__(
+        self,
+        target: Target,
+        endpoint: Literal["chat", "completions"],
+        slots: int,
+        transport: SlotTransport | None = None,
+    ) -> None:
+        base = target.base_url.rstrip("/").removesuffix("/v1")
+        path = "chat/completions" if endpoint == "chat" else "completions"
+        self._url = httpx.URL(f"{base}/v1/{path}")
+        self._slots = slots
+        self._transport = transport or SlotTransport()
+        headers = {
+            "Host": self._url.netloc.decode("ascii"),
+            "Content-Type": "application/json",
+            "Accept": "text/event-stream, application/json",
+            "Accept-Encoding": "identity",
+            "User-Agent": "capacity-sweep",
+        }
+        if target.api_key is not None:
+            headers["Authorization"] = f"Bearer {target.api_key}"
+        self._headers = list(headers.items())
+        # httpx logs a line for every request at INFO, which is the level Airflow's tasks log at.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+
+    async def connect(self, n: int | None = None) -> int:
+        """Open ``n`` (default: all) slots' connections ahead of a burst; returns how many are open.
+
+        A failure shows in the slot's request.
+        """
+        return await self._transport.connect(self._url, self._slots if n is None else n, timeout_s=10.0)
+
+    async def send(self, prepared: Prepared, slot: int, deadline_wall_s: float) -> Answer:
+        """Send ``prepared`` over the connection of ``slot``, and say what came of it.
+
+        ``deadline_wall_s``: wall seconds from the write to the end of the answer; it also bounds the opening
+        of a connection. Raises nothing for what server or network do; a cancellation closes the connection.
+        """
+        request = httpx.Request(
+            "POST",
+            self._url,
+            headers=[*self._headers, ("X-Request-Id", prepared.request_id)],
+            content=prepared.body,
+            extensions={
+                "slot": slot,
+                "deadline_s": deadline_wall_s,
+                "timeout": {"connect": deadline_wall_s},
+                "wake_every": WAKE_EVERY,
+                "wake_on": b"[DONE]",
+            },
+        )
+        reading = _Reading(prepared.stream)
+        failure: httpx.TransportError | None = None
+        try:
+            await self._transport.handle_async_request(request)
+        except httpx.TransportError as error:
+            failure = error
+        exchange: Exchange | None = request.extensions.get("exchange")
+        if exchange is None:
+            return Answer(
+                Outcome.CONNECT_FAILED,
+                ended_at=now(),
+                error=_words(failure),
+                own_fault=isinstance(failure, OwnLimit),
+            )
+        if failure is None:
+            try:
+                reading.head(exchange)
+                while pieces := await exchange.read():
+                    reading.feed(pieces)
+                    if reading.decided_at is not None:
+                        exchange.limit(reading.decided_at + END_GRACE_S)
+            except httpx.TransportError as error:
+                failure = error
+            finally:
+                exchange.close()
+        return reading.answer(exchange, failure, deadline_wall_s)
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._transport.aclose()
+
+
+class _Reading:
+    """The state of one response as its pieces come; knows nothing of sockets or tasks."""
+
+    def __init__(self, asked_stream: bool) -> None:
+        self.decided_at: float | None = None
+        """When the outcome became certain: [DONE], or what makes the answer a failure."""
+        self._asked_stream = asked_stream
+        self._status = 0
+        self._event_stream = False
+        self._sse: SSEDecoder | None = None
+        self._body: list[bytes] = []
+        self._body_size = 0
+        self._encoding: str | None = None
+        self._failure: tuple[Outcome, str] | None = None
+        self._done = False
+        self._finish_reason: str | None = None
+        self._first_token_at: float | None = None
+        self._first_answer_at: float | None = None
+        self._last_token_at: float | None = None
+        self._chunks = 0
+        self._prompt_tokens: int | None = None
+        self._tokens: int | None = None
+        self._tokens_before = 0
+        self._chunks_since_usage = 0
+        self._first_chunk_tokens: int | None = None
+        self._streamed: bool | None = None
+        self._content_without_time = False
+
+    def head(self, exchange: Exchange) -> None:
+        """The head of the response is there."""
+        self._status = exchange.status
+        if self._status >= 300:
+            self.decided_at = exchange.head_at
+            assert self.decided_at is not None
+            exchange.limit(self.decided_at + END_GRACE_S)
+            return
+        for name, value in exchange.headers:
+            name = name.lower()
+            if name == b"content-type":
+                self._event_stream = b"event-stream" in value.lower()
+            elif name == b"content-encoding" and value.strip().lower() != b"identity":
+                self._fail(
+                    exchange.head_at or 0.0,
+                    Outcome.MALFORMED,
+                    f"content-encoding {value.decode('latin-1')!r} though none was accepted",
+                )
+
+    def feed(self, pieces: Sequence[tuple[float, bytes]]) -> None:
+        """Pieces of the body with their times of receipt."""
+        if self.decided_at is not None and self._status < 300:
+            return
+        for at, piece in pieces:
+            if self._sse is not None:
+                for event in self._sse.feed(piece, at):
+                    self._event(event)
+                    if self.decided_at is not None:
+                        return
+            else:
+                self._undecided(at, piece)
+                if self.decided_at is not None and self._status < 300:
+                    return
+
+    def _undecided(self, at: float, piece: bytes) -> None:
+        """The body is no event stream, or it is not known yet."""
+        if self._status >= 300:
+            if self._body_size < 65536:
+                self._body.append(piece)
+                self._body_size += len(piece)
+            return
+        self._body.append(piece)
+        if self._streamed is not None:
+            return
+        start = b"".join(self._body).lstrip()
+        if not start:
+            return
+        # A stream cannot begin with "{" (it would be a field without a meaning), so an error object
+        # under the wrong content type is found, too.
+        self._streamed = not start.startswith(b"{") and (
+            self._event_stream or start.startswith((b"data", b"event", b":", b"id:", b"retry:"))
+        )
+        if self._streamed:
+            self._sse = SSEDecoder()
+            whole = b"".join(self._body)
+            self._body = []
+            for event in self._sse.feed(whole, at):
+                self._event(event)
+                if self.decided_at is not None:
+                    return
+
+    def _event(self, event: Event) -> None:
+        at, name, data = event
+        if data == b"[DONE]" or data.strip() == b"[DONE]":
+            self._done = True
+            self.decided_at = at
+            return
+        if not data.strip():
+            return
+        try:
+            chunk = _json(data)
+        except ValueError as error:
+            if name == "error":
+                self._fail(at, Outcome.STREAM_ERROR, _text(data))
+            else:
+                self._fail(at, Outcome.MALFORMED, f"event is not JSON ({error}): {_text(data)}")
+            return
+        if name == "error" and isinstance(chunk, dict):
+            self._fail(at, Outcome.STREAM_ERROR, _error_text(chunk) or _text(data))
+            return
+        problem = self._take(at, chunk, "delta")
+        if problem is not None:
+            self._fail(at, *problem)
+
+    def _take(self, at: float, chunk: Any, message_key: str) -> tuple[Outcome, str] | None:
+        """One chunk (or, with ``message``, the whole answer); returns what is wrong with it."""
+        if not isinstance(chunk, dict):
+            return Outcome.MALFORMED, f"expected a JSON object, found {_text(chunk)}"
+        error = chunk.get("error")
+        if error is None and chunk.get("object") == "error":
+            error = chunk
+        if error is not None:
+            return Outcome.STREAM_ERROR, _error_text({"error": error}) or _text(error)
+        choices = chunk.get("choices")
+        usage = chunk.get("usage")
+        if choices is None:
+            if not isinstance(usage, dict):
+                return Outcome.MALFORMED, f"no choices in {_text(chunk)}"
+            choices = ()
+        content = answer = False
+        for choice in choices if isinstance(choices, list | tuple) else (None,):
+            message = choice.get(message_key) if isinstance(choice, dict) else None
+            if not isinstance(choice, dict) or not isinstance(message, dict | None):
+                return Outcome.MALFORMED, f"choices of an unknown shape: {_text(choices)}"
+            try:
+                if _visible(choice.get("text")):
+                    content = answer = True
+                if message:
+                    said, thought = _said(message)
+                    answer = answer or said
+                    content = content or said or thought
+            except TypeError as wrong:
+                return Outcome.MALFORMED, f"{wrong}: {_text(choice)}"
+            reason = choice.get("finish_reason")
+            if reason:
+                self._finish_reason = str(reason)
+        if content:
+            self._chunks += 1
+            self._chunks_since_usage += 1
+            if message_key == "message":
+                self._content_without_time = True
+            else:
+                if self._first_token_at is None:
+                    self._first_token_at = at
+                self._last_token_at = at
+                if answer and self._first_answer_at is None:
+                    self._first_answer_at = at
+        if isinstance(usage, dict):
+            self._usage(usage, first=content and self._chunks == 1)
+        if self._finish_reason in GAVE_UP:
+            return Outcome.STREAM_ERROR, f"the server gave up: finish_reason {self._finish_reason!r}"
+        return None
+
+    def _usage(self, usage: dict[str, Any], *, first: bool) -> None:
+        prompt = _count(usage.get("prompt_tokens"))
+        if prompt is not None:
+            self._prompt_tokens = prompt
+        tokens = _count(usage.get("completion_tokens"))
+        if tokens is None:
+            return
+        if first and tokens > 0:
+            self._first_chunk_tokens = tokens
+        self._tokens = tokens
+        self._chunks_since_usage = 0
+
+    def _fail(self, at: float, outcome: Outcome, error: str) -> None:
+        self._failure = (outcome, error[:ERROR_CHARS])
+        self.decided_at = at
+
+    def answer(self, exchange: Exchange, failure: httpx.TransportError | None, deadline_s: float) -> Answer:
+        """The verdict, once nothing more will be read."""
+        ended_at = exchange.ended_at if exchange.ended_at is not None else now()
+        outcome: Outcome
+        error: str | None
+        if self._status == 0:
+            outcome, error = _lost(failure)
+        elif self._status >= 300:
+            outcome, error = self._by_status(exchange)
+            if failure is not None and self.decided_at is not None:
+                ended_at = self.decided_at
+        else:
+            if self._streamed is not True and self.decided_at is None and failure is None:
+                self._whole_body(ended_at)
+            outcome, error = self._by_body(failure)
+            if self.decided_at is not None:
+                ended_at = self.decided_at
+        return self._late(self._filled(outcome, error, exchange, ended_at), deadline_s)
+
+    def _whole_body(self, at: float) -> None:
+        """The body ended and is no event stream."""
+        body = b"".join(self._body)
+        self._streamed = False
+        if not body.strip():
+            if self._event_stream:
+                self._streamed = True  # a stream without an event
+            else:
+                self._fail(at, Outcome.MALFORMED, "an empty body")
+            return
+        try:
+            whole = _json(body)
+        except ValueError as error:
+            self._fail(at, Outcome.MALFORMED, f"body is not JSON ({error}): {_text(body)}")
+            return
+        problem = self._take(at, whole, "message")
+        if problem is not None:
+            self._fail(at, *problem)
+        else:
+            self._done = True
+
+    def _by_body(self, failure: httpx.TransportError | None) -> tuple[Outcome, str | None]:
+        if self._failure is not None:
+            return self._failure
+        if not self._done:
+            if failure is not None:
+                return _lost(failure)
+            if self._finish_reason is None:
+                return Outcome.TRUNCATED, "ended with neither finish_reason nor [DONE]"
+        if self._first_token_at is None and not self._content_without_time:
+            return Outcome.EMPTY, "ended without any generated content"
+        return Outcome.COMPLETED, None
+
+    def _by_status(self, exchange: Exchange) -> tuple[Outcome, str]:
+        status = self._status
+        body = b"".join(self._body)
+        try:
+            parsed = _json(body) if body else None
+        except ValueError:
+            parsed = None
+        said = (_error_text(parsed) if isinstance(parsed, dict) else None) or _text(body)
+        if 300 <= status < 400:
+            location = _header(exchange, b"location")
+            said = f"redirected to {location}; give the final URL" if location else said
+        error = f"HTTP {status}: {said}"[:ERROR_CHARS]
+        if status in (429, 503):
+            return Outcome.REJECTED, error
+        return (Outcome.SERVER_ERROR if status >= 500 else Outcome.CLIENT_ERROR), error
+
+    def _filled(self, outcome: Outcome, error: str | None, exchange: Exchange, ended_at: float) -> Answer:
+        tokens, estimated = self._tokens, False
+        if self._chunks_since_usage and self._streamed:
+            # No usage at all, or content came after the last running usage.
+            tokens, estimated = (tokens or 0) + self._chunks_since_usage, True
+        first, known = self._first_chunk_tokens, self._first_chunk_tokens is not None
+        if first is None and self._first_token_at is not None:
+            first = 1
+            if self._chunks == 1 and tokens is not None and not estimated and outcome is Outcome.COMPLETED:
+                first, known = max(1, tokens), True
+        return Answer(
+            outcome,
+            wrote_at=exchange.wrote_at,
+            first_token_at=self._first_token_at,
+            first_answer_at=self._first_answer_at,
+            last_token_at=self._last_token_at,
+            ended_at=ended_at,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=tokens,
+            usage_estimated=estimated,
+            chunks=self._chunks,
+            first_chunk_tokens=first,
+            first_chunk_tokens_known=known,
+            streamed=self._streamed,
+            finish_reason=self._finish_reason,
+            http_status=self._status or None,
+            error=error,
+            retry_after_s=_retry_after(exchange),
+            connection_reused=exchange.reused,
+        )
+
+    def _late(self, answer: Answer, deadline_s: float) -> Answer:
+        """The deadline has the last word: times decide, not which of two timers fired first."""
+        assert answer.wrote_at is not None
+        assert answer.ended_at is not None
+        limit_at = answer.wrote_at + deadline_s
+        if answer.ended_at >= limit_at:
+            if answer.first_token_at is not None and answer.first_token_at > limit_at:
+                answer.first_token_at = answer.first_answer_at = answer.last_token_at = None
+            waiting = answer.streamed is not False and self._asked_stream and answer.first_token_at is None
+            answer.outcome = Outcome.FIRST_TOKEN_TIMEOUT if waiting else Outcome.DEADLINE_EXCEEDED
+            what = "no token" if waiting else "not ended"
+            answer.error = f"{what} within the deadline" + (f" ({answer.error})" if answer.error else "")
+        return answer
+
+
+def _lost(failure: httpx.TransportError | None) -> tuple[Outcome, str]:
+    if isinstance(failure, httpx.RemoteProtocolError) and not isinstance(failure, ClosedEarly):
+        return Outcome.MALFORMED, _words(failure)
+    return Outcome.CONNECTION_LOST, _words(failure)
+
+
+def _json(data: bytes) -> Any:
+    """``data`` as JSON. Raises ValueError, whatever is wrong with it.
+
+    msgspec is several times as fast and stricter than the standard library (NaN, lone surrogates, bytes
+    that are not UTF-8), so that one has the last word.
+    """
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass  # judged below
+    try:
+        return json.loads(data.decode("utf-8", "replace"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _said(message: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether a message or delta has answer content, and reasoning. TypeError: not what the API promises."""
+    said = _visible(message.get("content")) or _visible(message.get("refusal"))
+    thought = _visible(message.get("reasoning_content")) or _visible(message.get("reasoning"))
+    calls = message.get("tool_calls")
+    if calls:
+        if not isinstance(calls, list):
+            raise TypeError(f"tool_calls is a {type(calls).__name__}")
+        for call in calls:
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict) and _visible(function.get("arguments")):
+                said = True
+    call = message.get("function_call")
+    if isinstance(call, dict) and _visible(call.get("arguments")):
+        said = True
+    return said, thought
+
+
+def _visible(content: Any) -> bool:
+    """Whether there is text in a string or a list of parts. TypeError: neither."""
+    if content is None or isinstance(content, str):
+        return bool(content)
+    if isinstance(content, list):
+        return any(_visible(part) for part in content)
+    if isinstance(content, dict):  # a part: {"type": "text", "text": "..."} and the like
+        return any(
+            _visible(value) for key, value in content.items() if key in ("text", "content", "thinking")
+        )
+    raise TypeError(f"content is a {type(content).__name__}")
+
+
+def _count(value: Any) -> int | None:
+    """A token count that a server may claim, else ``None``."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
+        return value
+    return None
+
+
+def _retry_after(exchange: Exchange) -> float | None:
+    """``Retry-After`` in seconds: a number, or a date less the response's own ``Date`` (RFC 9110, 10.2.3)."""
+    value = _header(exchange, b"retry-after")
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        at = _http_date(value)
+        if at is None:
+            return None
+        sent = _header(exchange, b"date")
+        now = (_http_date(sent) if sent else None) or datetime.datetime.now(datetime.UTC)
+        return max(0.0, (at - now).total_seconds())
+    return seconds if 0 <= seconds < float("inf") else None
+
+
+def _http_date(text: str) -> datetime.datetime | None:
+    try:
+        at = email.utils.parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return at if at.tzinfo else at.replace(tzinfo=datetime.UTC)
+
+
+def _header(exchange: Exchange, name: bytes) -> str | None:
+    for key, value in exchange.headers:
+        if key.lower() == name:
+            return value.decode("latin-1").strip()
+    return None
+
+
+def _error_text(body: dict[str, Any]) -> str | None:
+    """The words of an error body: OpenAI's, vLLM's older, FastAPI's."""
+    error = body.get("error")
+    if isinstance(error, dict):
+        error = error.get("message") or error
+    words = error or body.get("message") or body.get("detail")
+    return _text(words) if words else None
+
+
+def _text(value: object) -> str:
+    """``value`` for people: short, on one line."""
+    if isinstance(value, bytes):
+        value = value[: 4 * ERROR_CHARS].decode("utf-8", "replace")
+    text = value if isinstance(value, str) else repr(value)
+    return " ".join(text.split())[:ERROR_CHARS]
+
+
+def _words(failure: BaseException | None) -> str:
+    return _text(f"{type(failure).__name__}: {failure}")
