@@ -1,0 +1,170 @@
+"""One-sided bounds on a rate whose requests are correlated.
+
+Requests of a closed loop are not independent: they queue together and fail together. So the n
+requests, in order of start, are cut into K = floor(n/m) batches of m = max(5, min(N, floor(n/10)))
+requests. With b_k the batch means and p the overall mean,
+
+    deff = max(1, m s_b^2 / (p (1 - p))),   n_e = n / deff,   x_e = p n_e
+
+(batch means: Law and Kelton, *Simulation Modeling and Analysis*; design effect: Kish, *Survey
+Sampling*) and the Clopper-Pearson bounds of x_e successes in n_e trials, which take real numbers
+through the beta distribution:
+
+    L = Beta^-1(alpha; x_e, n_e - x_e + 1),   U = Beta^-1(1 - alpha; x_e + 1, n_e - x_e)
+
+deff is estimated, and one more failure may make the failures look *less* clustered and the bound
+higher. That must not be: one more failure may never turn "not passed" into "passed", nor one more
+pass "failed" into "not failed". So the lower bound used is the lowest that any subset of the
+observed failures gives, and the upper bound the lowest that any such subset gives. Among subsets
+of a given size the batch variance is largest when the fullest batches are kept whole, and smallest
+when all batches are cut at one level (majorisation), so the exact minimum over all subsets is a
+minimum over their size only. Both changes err on the safe side for a limit: fewer passes, more fails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betaincinv
+
+ALPHA = 0.05
+"""One-sided error of every published statement."""
+ALPHA_EARLY = 0.005
+"""One-sided error at which a step may be stopped as a proven failure: it is looked at often."""
+
+Floats = NDArray[np.float64]
+
+
+def clopper_pearson_lower(successes: ArrayLike, trials: ArrayLike, alpha: float = ALPHA) -> Floats:
+    """Lower one-sided Clopper-Pearson bound; real-valued counts; 0 without successes (or trials)."""
+    x, n = np.broadcast_arrays(np.asarray(successes, float), np.asarray(trials, float))
+    some = (x > 0) & (n > 0)
+    bound = np.zeros(x.shape)
+    bound[some] = betaincinv(x[some], np.maximum(n[some] - x[some], 0) + 1, alpha)
+    return bound
+
+
+def clopper_pearson_upper(successes: ArrayLike, trials: ArrayLike, alpha: float = ALPHA) -> Floats:
+    """Upper one-sided Clopper-Pearson bound; real-valued counts; 1 without failures (or trials)."""
+    x, n = np.broadcast_arrays(np.asarray(successes, float), np.asarray(trials, float))
+    return 1.0 - clopper_pearson_lower(n - x, n, alpha)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """A success rate of one step, with its one-sided bounds. Unknown (no requests) is NaN."""
+
+    n: int
+    successes: int
+    n_effective: float
+    """n / deff of the data as they are."""
+    lower: float
+    """At alpha = 0.05; monotone: another success never lowers it."""
+    upper: float
+    """At alpha = 0.05; monotone: another failure never raises it."""
+    upper_early: float
+    """At alpha = 0.005."""
+
+    @property
+    def value(self) -> float:
+        """Successes / n."""
+        return self.successes / self.n if self.n else float("nan")
+
+
+def batch_size(n: int, concurrency: int) -> int:
+    """Requests a batch: ``max(5, min(N, floor(n/10)))``."""
+    return max(5, min(concurrency, n // 10))
+
+
+def rate(success: ArrayLike, concurrency: int) -> Rate:
+    """Bounds of a success rate. ``success``: booleans of the attempted requests in order of start."""
+    ok = np.asarray(success, dtype=bool)
+    n = int(ok.size)
+    if n == 0:
+        nan = float("nan")
+        return Rate(n=0, successes=0, n_effective=0.0, lower=nan, upper=nan, upper_early=nan)
+    size = batch_size(n, concurrency)
+    batches = n // size
+    failures = (~ok[: batches * size]).reshape(batches, size).sum(axis=1)
+    rest = int((~ok[batches * size :]).sum())
+    total = int(failures.sum()) + rest
+
+    units = np.concatenate([np.arange(1, count + 1) for count in np.sort(failures)[::-1]] or [np.empty(0)])
+    clustered = _deff(units, rest, n, size, batches, np.maximum)
+    spread = _deff(np.sort(units), rest, n, size, batches, np.minimum)
+    # `clustered[t]`, `spread[t]`: the largest and the smallest deff of any t of the failures
+    count = np.arange(total + 1)
+    lower = clopper_pearson_lower((n - count) / clustered, n / clustered).min()
+    upper = clopper_pearson_upper((n - count) / spread, n / spread).min()
+    early = clopper_pearson_upper((n - count) / spread, n / spread, ALPHA_EARLY).min()
+    return Rate(
+        n=n,
+        successes=n - total,
+        n_effective=n / float(clustered[-1]),  # all failures: only one subset, so the data's own
+        lower=float(lower),
+        upper=float(upper),
+        upper_early=float(early),
+    )
+
+
+def _deff(units: Floats, rest: int, n: int, size: int, batches: int, pick: np.ufunc) -> Floats:
+    """The extreme design effect over subsets of t failures, for t = 0 .. all.
+
+    ``units`` are the failures in batches in the order in which they are kept, each with its rank
+    within its batch (so that rank sums give squares: 1 + 3 + ... + (2 f - 1) = f^2). ``rest``
+    failures lie after the last whole batch: they count in the rate and not in the batch variance.
+    """
+    kept = np.arange(units.size + 1)
+    squares = np.concatenate([[0.0], np.cumsum(2 * units - 1)])
+    scatter = squares - kept**2 / batches  # sum over batches of (failures - their mean)^2
+    extreme = np.full(units.size + rest + 1, -np.inf if pick is np.maximum else np.inf)
+    for outside in range(rest + 1):
+        window = extreme[outside : outside + scatter.size]
+        pick(window, scatter, out=window)
+    p = np.arange(extreme.size) / n
+    deff = np.ones(extreme.size)
+    varies = (p > 0) & (p < 1)
+    if batches > 1:
+        variance = extreme[varies] / ((batches - 1) * size**2)
+        deff[varies] = np.maximum(1.0, size * variance / (p[varies] * (1 - p[varies])))
+    return deff
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooled:
+    """A rate pooled over repeats of the same step."""
+
+    n: int
+    successes: int
+    n_effective: float
+    lower: float
+    upper: float
+
+
+def pool(counts: list[tuple[int, int, float]]) -> Pooled:
+    """Pool repeats given as (n, successes, effective n).
+
+    Effective requests add up. Repeats that differ by more than their own scatter allows say that a
+    start or a moment matters: the pooled effective n is then divided by Pearson's dispersion,
+    sum n_e (p_i - p)^2 / (p (1 - p)) / (repeats - 1) (McCullagh and Nelder, *Generalized Linear
+    Models*, 4.5).
+    """
+    used = [(n, x, e) for n, x, e in counts if n > 0]
+    if not used:
+        nan = float("nan")
+        return Pooled(n=0, successes=0, n_effective=0.0, lower=nan, upper=nan)
+    n, x, e = (np.array(column, float) for column in zip(*used, strict=True))
+    effective = float(e.sum())
+    p = float((e * x / n).sum() / effective)
+    if len(used) > 1 and 0 < p < 1:
+        dispersion = float((e * (x / n - p) ** 2).sum()) / (p * (1 - p)) / (len(used) - 1)
+        effective /= max(1.0, dispersion)
+    return Pooled(
+        n=int(n.sum()),
+        successes=int(x.sum()),
+        n_effective=effective,
+        lower=float(clopper_pearson_lower(p * effective, effective)),
+        upper=float(clopper_pearson_upper(p * effective, effective)),
+    )
