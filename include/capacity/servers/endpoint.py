@@ -1,0 +1,103 @@
+"""A server that somebody else runs: neither started nor stopped, only checked and described."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+
+from include.capacity.config import EndpointServer, Model
+from include.capacity.errors import ConfigError, ServerError
+from include.capacity.servers.base import Handle, Owner, RunIsOver
+from include.capacity.servers.key import api_key
+from include.capacity.servers.process import endpoints_of
+from include.capacity.servers.ready import wait_until_ready
+from include.capacity.servers.stack import endpoint_stack, redact_text
+from include.capacity.servers.state import READY, ServerState, process_identity, state_file, write_state
+
+log = logging.getLogger(__name__)
+
+ANSWER_WITHIN_S = 10.0
+
+
+def start(
+    model_key: str,
+    model: Model,
+    owner: Owner,
+    folder: Path,
+    *,
+    run_is_over: RunIsOver | None = None,  # noqa: ARG001 - the protocol's; there is nothing to stop
+) -> Handle:
+    """Wait until the endpoint answers a completion; see :class:`ServerKind`."""
+    server = model.server
+    if not isinstance(server, EndpointServer):
+        raise ConfigError(f"models.{model_key}.server: expected kind endpoint, found {server.kind}")
+    url = server.url.rstrip("/").removesuffix("/v1")
+    key = api_key(server.api_key_env)
+
+    def progress(stage: str, waited_s: float, seen: str) -> None:
+        log.info("%s: %.0f s, waiting for %s (%s)", model_key, waited_s, stage, redact_text(seen, [key]))
+
+    try:
+        wait_until_ready(
+            url,
+            model.served_name,
+            api_key=key,
+            endpoints=endpoints_of(model),
+            timeout_s=server.start_timeout_s,
+            progress=progress,
+        )
+    except ServerError as error:
+        about = redact_text(f"{model_key}: {url}: {error}", [key])
+        raise ServerError(about) from error
+    stack = endpoint_stack(url, key)
+    handle = Handle(
+        kind="endpoint",
+        model=model_key,
+        url=url,
+        metrics_url=server.metrics_url or f"{url}/metrics",
+        served_name=model.served_name,
+        api_key_env=server.api_key_env,
+        simulated=stack["simulated"],
+        clock_scale=stack["time_scale"] or 1.0,
+        stack=stack,
+        state=str(state_file(folder, model_key)),
+    )
+    starter_pid, starter_started_at = process_identity()
+    state = ServerState(
+        status=READY,
+        owner=owner,
+        accelerator=model.accelerator,
+        starter_pid=starter_pid,
+        starter_started_at=starter_started_at,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        handle=handle,
+    )
+    write_state(Path(str(handle.state)), state)
+    return handle
+
+
+def stop(handle: Handle) -> None:
+    """Forget it; the server itself is left alone."""
+    if handle.state:
+        Path(handle.state).unlink(missing_ok=True)
+
+
+def alive(handle: Handle) -> bool:
+    """Whether it answers ``/v1/models`` with anything but a server error."""
+    key = api_key(handle.api_key_env)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.get(
+            f"{handle.url}/v1/models", headers=headers, timeout=ANSWER_WITHIN_S, trust_env=False
+        )
+    except httpx.HTTPError:
+        return False
+    return answer.status_code < 500
+
+
+def tail(handle: Handle, lines: int = 40) -> str:  # noqa: ARG001 - the protocol's
+    """Nothing: its log is somebody else's."""
+    return ""

@@ -1,0 +1,554 @@
+"""A server process of our own: any command line, ``vllm serve`` by default.
+
+Start: stop a stale server of the same accelerator; check the port; write the state file; start the
+command without a shell, in a session of its own with its output in a log file, so that it outlives
+the task that started it; wait until it is ready or dead. Whatever goes wrong, it is stopped again.
+
+Which processes are the server's is proven, never guessed from a number, for pids are recycled: the
+leader by pid *and* start time; any process that carries the server's id in its environment or writes
+to its log (vLLM's engine renames itself, which wipes the environment others can see); all of the
+session those are in; and the children of all these.
+
+Stop: SIGTERM to each of them, ``stop_timeout_s`` of patience, SIGKILL, and a last look.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from include.capacity.config import Model, ProcessServer
+from include.capacity.errors import ConfigError, ServerDied, ServerError
+from include.capacity.results.store import safe_name
+from include.capacity.servers import stack as stacks
+from include.capacity.servers.base import PROJECT, Handle, Owner, RunIsOver, run_name
+from include.capacity.servers.key import api_key
+from include.capacity.servers.ready import wait_until_ready
+from include.capacity.servers.state import (
+    READY,
+    STARTING,
+    ServerState,
+    process_identity,
+    read_states,
+    run_over,
+    same_process,
+    state_file,
+    this_host,
+    write_state,
+)
+
+log = logging.getLogger(__name__)
+
+ID_ENV = "CAPACITY_SERVER_ID"
+"""Marks every process of a server; so do CAPACITY_RUN_ID, _DAG_ID, _MODEL and _ACCELERATOR, for people."""
+
+KILL_PATIENCE_S = 20.0
+KEEP_LOGS = 10
+"""Logs kept of each model; older ones are removed at the next start."""
+TAIL_BYTES = 64 * 1024
+HEAD_BYTES = 4 * 1024 * 1024
+
+_PLACEHOLDER = re.compile(r"\{(source|served_name|host|port|revision)\}")
+_OURS_ALONE = re.compile(r"_?AIRFLOW|PYTHONPATH$|PYTHONHOME$|VLLM_API_KEY$|CAPACITY_")
+"""Variables that servers do not inherit: Airflow's (they hold secrets) and those of our own Python."""
+
+_popen: dict[str, subprocess.Popen[bytes]] = {}
+"""Servers that are children of this process, by server id: they must be waited for when they end."""
+
+
+@dataclass(kw_only=True)
+class Launch:
+    """How to start one server process; ``command`` may hold the placeholders."""
+
+    kind: str
+    command: list[str]
+    host: str
+    port: int
+    """0: a free one."""
+    start_timeout_s: float
+    stop_timeout_s: float
+    env: Mapping[str, str] = field(default_factory=dict)
+    api_key_env: str | None = None
+    endpoints: Sequence[str] = ("chat",)
+    shown: Sequence[str] | None = None
+    """What the stack shows as arguments; ``command`` unless given."""
+
+
+# -- the protocol
+
+
+def start(
+    model_key: str,
+    model: Model,
+    owner: Owner,
+    folder: Path,
+    *,
+    run_is_over: RunIsOver | None = None,
+) -> Handle:
+    """Start the configured command and wait until it is ready; see :class:`ServerKind`."""
+    server = model.server
+    if not isinstance(server, ProcessServer):
+        raise ConfigError(f"models.{model_key}.server: expected kind process, found {server.kind}")
+    launched = Launch(
+        kind="process",
+        command=command_line(model_key, model, server),
+        host=server.host,
+        port=server.port,
+        start_timeout_s=server.start_timeout_s,
+        stop_timeout_s=server.stop_timeout_s,
+        env=server.env,
+        api_key_env=server.api_key_env,
+        endpoints=endpoints_of(model),
+    )
+    return launch(launched, model_key, model, owner, folder, run_is_over)
+
+
+def stop(handle: Handle) -> None:
+    """End all processes of the server, and remove its state file; see :class:`ServerKind`."""
+    if handle.host != this_host():
+        raise ServerError(
+            f"{handle.model}: its server runs on {handle.host!r} and cannot be stopped from {this_host()!r}"
+        )
+    began = time.monotonic()
+    found = _signal_until_gone(handle, signal.SIGTERM, handle.stop_timeout_s)
+    if found and members(handle):
+        log.warning("%s: still there %g s after SIGTERM: SIGKILL", handle.model, handle.stop_timeout_s)
+        _signal_until_gone(handle, signal.SIGKILL, KILL_PATIENCE_S)
+    if left := members(handle):
+        raise ServerError(f"{handle.model}: could not be stopped: {', '.join(map(_named, left))} live on")
+    _wait_for(handle.server_id)
+    if handle.state:
+        Path(handle.state).unlink(missing_ok=True)
+    took = time.monotonic() - began
+    log.info("%s: %s", handle.model, f"stopped in {took:.1f} s" if found else "was gone already")
+
+
+def alive(handle: Handle) -> bool:
+    """Whether the server's first process runs."""
+    if child := _popen.get(handle.server_id):
+        child.poll()  # a dead child is a zombie until asked for
+    return handle.host == this_host() and same_process(handle.pid, handle.pid_started_at) is not None
+
+
+def tail(handle: Handle, lines: int = 40) -> str:
+    """The last lines of the server's log, secrets masked."""
+    if not handle.log:
+        return ""
+    return log_tail(Path(handle.log), lines, _key_if_set(handle.api_key_env))
+
+
+# -- the command
+
+
+def command_line(model_key: str, model: Model, server: ProcessServer) -> list[str]:
+    """The configured command; with vLLM's arguments appended where it mentions no ``{port}``.
+
+    Placeholders are left in. ConfigError for what would be read as an option or shown to everybody.
+    """
+    where = f"models.{model_key}"
+    command = list(server.command)
+    if not any("{port}" in arg for arg in command):
+        command += ["--host", "{host}", "--port", "{port}", "--served-model-name", "{served_name}"]
+        command += ["--revision", "{revision}"] if model.revision else []
+        command += model.vllm_args
+    for arg in command:
+        if "\0" in arg:
+            raise ConfigError(f"{where}: argument {arg!r} holds a zero byte")
+        if arg.partition("=")[0] == "--api-key":
+            raise ConfigError(
+                f"{where}: --api-key shows the key in process lists; name it in server.api_key_env"
+            )
+    used = {name for arg in command for name in _PLACEHOLDER.findall(arg)}
+    for name, value in {
+        "source": model.source,
+        "served_name": model.served_name,
+        "revision": model.revision,
+    }.items():
+        if name in used and not value:
+            raise ConfigError(f"{where}.{name}: the server's command needs it, found nothing")
+        if value and (value.startswith("-") or "\0" in value):
+            raise ConfigError(f"{where}.{name}: {value!r} would be read as an option")
+    return command
+
+
+def fill(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """The command with its placeholders filled in; other braces stay as they are."""
+    return [_PLACEHOLDER.sub(lambda match: values[match.group(1)], arg) for arg in command]
+
+
+def server_env(base: Mapping[str, str], extra: Mapping[str, str], api_key: str | None) -> dict[str, str]:
+    """The server's environment: ours without what is ours alone, then the configured one.
+
+    The API key goes in as ``VLLM_API_KEY``, which unlike an argument is in no process list.
+    """
+    env = {name: value for name, value in base.items() if not _OURS_ALONE.match(name)}
+    env |= {"PYTHONUNBUFFERED": "1", **extra}
+    if api_key is not None:
+        env["VLLM_API_KEY"] = api_key
+    return env
+
+
+def endpoints_of(model: Model) -> list[str]:
+    """The API endpoints that the model's classes will load."""
+    return sorted({item.workload.endpoint for item in model.classes.values()}) or ["chat"]
+
+
+# -- starting
+
+
+def launch(
+    launched: Launch,
+    model_key: str,
+    model: Model,
+    owner: Owner,
+    folder: Path,
+    run_is_over: RunIsOver | None,
+) -> Handle:
+    """Start a server process and wait until it is ready (the part that simulators share)."""
+    key = api_key(launched.api_key_env)
+    clear_accelerator(model_key, model.accelerator, owner, folder, run_is_over)
+    port = check_port(launched.host, launched.port, model_key)
+    server_id = uuid.uuid4().hex
+    handle = Handle(
+        kind=launched.kind,
+        model=model_key,
+        url=_url(launched.host, port),
+        metrics_url=f"{_url(launched.host, port)}/metrics",
+        served_name=model.served_name,
+        api_key_env=launched.api_key_env,
+        server_id=server_id,
+        host=this_host(),
+        log=str(folder.resolve() / f"{safe_name(model_key)}.{server_id}.log"),
+        state=str(state_file(folder, model_key)),
+        stop_timeout_s=launched.stop_timeout_s,
+    )
+    starter_pid, starter_started_at = process_identity()
+    state = ServerState(
+        status=STARTING,
+        owner=owner,
+        accelerator=model.accelerator,
+        starter_pid=starter_pid,
+        starter_started_at=starter_started_at,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        handle=handle,
+    )
+    values = {
+        "source": model.source,
+        "served_name": model.served_name,
+        "revision": model.revision or "",
+        "host": launched.host,
+        "port": str(port),
+    }
+    env = server_env(os.environ, launched.env, key) | {
+        ID_ENV: server_id,
+        "CAPACITY_RUN_ID": owner["run_id"],
+        "CAPACITY_DAG_ID": owner.get("dag_id") or "",
+        "CAPACITY_MODEL": model_key,
+        "CAPACITY_ACCELERATOR": model.accelerator,
+    }
+    _remove_old_logs(folder, model_key)
+    write_state(Path(str(handle.state)), state)
+    try:
+        child = _spawn(fill(launched.command, values), env, handle)
+        write_state(Path(str(handle.state)), state)
+        _wait(child, handle, model, launched, key)
+        handle.stack = stacks.process_stack(
+            kind=launched.kind,
+            url=handle.url,
+            api_key=key,
+            source=model.source,
+            revision=model.revision,
+            args=launched.command if launched.shown is None else launched.shown,
+            env=launched.env,
+            log_head=_read(Path(str(handle.log)), 0, HEAD_BYTES),
+            python=stacks.interpreter_of(child.pid),
+        )
+        handle.simulated = handle.stack["simulated"]
+        handle.clock_scale = handle.stack["time_scale"] or 1.0
+        state.status = READY
+        write_state(Path(str(handle.state)), state)
+    except BaseException:  # also a cancelled task must leave nothing behind
+        stop(handle)
+        raise
+    log.info("%s: ready at %s, pid %s, log %s", model_key, handle.url, handle.pid, handle.log)
+    return handle
+
+
+def clear_accelerator(
+    model_key: str, accelerator: str, owner: Owner, folder: Path, run_is_over: RunIsOver | None
+) -> None:
+    """Stop what is left of an earlier server on this accelerator; ServerError if it is in use."""
+    for state in read_states(folder.resolve().parent, "*/"):
+        handle = state.handle
+        if state.accelerator != accelerator or handle.host != this_host():
+            continue
+        left = members(handle)
+        reason = why_stale(state, model_key, owner, run_is_over)
+        if left and reason is None:
+            raise ServerError(
+                f"{model_key}: accelerator {accelerator!r} is occupied by the {handle.describe()},"
+                f" of run {run_name(state.owner)!r} since {state.created_at}"
+            )
+        if left:
+            log.warning(
+                "%s: stopping the %s of run %s: %s",
+                *(model_key, handle.describe(), run_name(state.owner), reason),
+            )
+        stop(handle)
+
+
+def why_stale(
+    state: ServerState, model_key: str | None, owner: Owner | None, run_is_over: RunIsOver | None
+) -> str | None:
+    """Why a server may be stopped by others than its run; ``None`` if it may not.
+
+    ``model_key`` and ``owner`` are of the server to be started, if one is.
+    """
+    if owner and run_name(state.owner) == run_name(owner) and state.handle.model == model_key:
+        return "left by an earlier try of this run"
+    starter = (state.starter_pid, state.starter_started_at)
+    if run_over(state.owner, state.handle.host, starter, run_is_over):
+        return "its run is over"
+    if state.status == STARTING and same_process(*starter) is None:
+        return "half-started by a task that is gone"
+    return None
+
+
+def check_port(host: str, port: int, model_key: str) -> int:
+    """The port to serve on (a free one for 0); ServerError naming the holder if it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            holder = _holder(port)
+            raise ServerError(
+                f"{model_key}: port {port} on {host} cannot be used ({error.strerror or error})"
+                + (f": it is held by {holder}" if holder else "")
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def _holder(port: int) -> str | None:
+    """Who listens on a port, as far as this user may know."""
+    try:
+        listening = [
+            item
+            for item in psutil.net_connections("tcp")
+            if item.status == psutil.CONN_LISTEN and item.laddr and item.laddr.port == port
+        ]
+        return next((_named(psutil.Process(item.pid)) for item in listening if item.pid), None)
+    except psutil.Error:
+        return None
+
+
+def _spawn(command: list[str], env: dict[str, str], handle: Handle) -> subprocess.Popen[bytes]:
+    if shutil.which(command[0], path=env.get("PATH")) is None and not (PROJECT / command[0]).is_file():
+        raise ConfigError(
+            f"models.{handle.model}.server.command: there is no program {command[0]!r}"
+            " (looked for on PATH and from the project's folder)"
+        )
+    with Path(str(handle.log)).open("ab") as output:
+        try:
+            child = subprocess.Popen(
+                command,
+                cwd=PROJECT,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ServerError(
+                f"{handle.model}: {command[0]!r} cannot be started: {error.strerror}"
+            ) from error
+    _popen[handle.server_id] = child
+    handle.pid = child.pid
+    try:
+        handle.pid_started_at = psutil.Process(child.pid).create_time()
+    except psutil.NoSuchProcess:  # ended and waited for already: the waiting will tell
+        handle.pid_started_at = None
+    return child
+
+
+def _wait(
+    child: subprocess.Popen[bytes], handle: Handle, model: Model, launched: Launch, key: str | None
+) -> None:
+    """Wait until ready; errors carry the tail of the log."""
+    began = time.monotonic()
+    path = Path(str(handle.log))
+
+    def check() -> None:
+        status = child.poll()
+        if status is not None:
+            how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+            if status == -signal.SIGKILL:
+                how += " (out of memory?)"
+            raise ServerDied(f"{handle.model}: the server ended {how} after {time.monotonic() - began:.1f} s")
+
+    def progress(stage: str, waited_s: float, seen: str) -> None:
+        last = log_tail(path, 1, key)
+        log.info(
+            "%s: starting, %.0f s of at most %.0f s, waiting for %s (%s); log: %s",
+            *(handle.model, waited_s, launched.start_timeout_s, stage, seen, last),
+        )
+
+    try:
+        wait_until_ready(
+            handle.url,
+            model.served_name,
+            api_key=key,
+            endpoints=launched.endpoints,
+            timeout_s=launched.start_timeout_s,
+            check=check,
+            progress=progress,
+        )
+    except ServerError as error:
+        about = str(error) if isinstance(error, ServerDied) else f"{handle.model}: {error}"
+        said = log_tail(path, 40, key) or "(nothing)"
+        raise type(error)(f"{about}\n--- last lines of {path} ---\n{said}") from error
+
+
+# -- stopping
+
+
+def members(handle: Handle) -> list[psutil.Process]:
+    """The running processes that are proven to be this server's."""
+    if child := _popen.get(handle.server_id):
+        child.poll()
+    found: dict[int, psutil.Process] = {}
+    session: list[psutil.Process] = []
+    leader = same_process(handle.pid, handle.pid_started_at)
+    if leader:
+        found[leader.pid] = leader
+    for process in psutil.process_iter():
+        if _marked(process, handle):
+            found[process.pid] = process
+        elif handle.pid is not None and _session(process.pid) == handle.pid:
+            session.append(process)
+    # The session is the server's if the leader or a marked process is in it. (Nobody else can get
+    # its number while one of them lives.)
+    if any(pid == handle.pid or _session(pid) == handle.pid for pid in found):
+        found |= {process.pid: process for process in session}
+    for process in list(found.values()):
+        try:
+            found |= {below.pid: below for below in process.children(recursive=True)}
+        except psutil.NoSuchProcess:
+            continue
+    found.pop(os.getpid(), None)
+    return [process for process in found.values() if _runs(process)]
+
+
+def _marked(process: psutil.Process, handle: Handle) -> bool:
+    """Whether a process carries the server's id, or writes to its log."""
+    if not handle.server_id:
+        return False
+    try:
+        if process.environ().get(ID_ENV) == handle.server_id:
+            return True
+    except (psutil.Error, OSError):  # ended, not ours to look at, or a kernel thread
+        pass
+    return any(_output(process.pid, number) == handle.log for number in (1, 2))
+
+
+def _output(pid: int, number: int) -> str | None:
+    try:
+        return str(Path(f"/proc/{pid}/fd/{number}").readlink())
+    except OSError:  # no such process, not ours, or no /proc
+        return None
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _signal_until_gone(handle: Handle, number: signal.Signals, patience_s: float) -> bool:
+    """Send a signal to every member, once each, until none is left or patience is; any found?"""
+    until = time.monotonic() + patience_s
+    told: set[psutil.Process] = set()
+    while left := members(handle):
+        for process in set(left) - told:
+            told.add(process)
+            try:
+                process.send_signal(number)  # psutil looks at the start time before it sends
+            except psutil.NoSuchProcess:
+                continue
+            except psutil.AccessDenied as error:
+                raise ServerError(f"{handle.model}: not allowed to end {_named(process)}") from error
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            break
+        psutil.wait_procs(left, timeout=min(0.5, left_s))
+    return bool(told)
+
+
+def _wait_for(server_id: str) -> None:
+    child = _popen.pop(server_id, None)
+    if child is not None:
+        child.wait()
+
+
+# -- small things
+
+
+def log_tail(path: Path, lines: int, *secrets: str | None) -> str:
+    """The last lines of a log, secrets masked; empty if there is none."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return ""
+    text = _read(path, max(0, size - TAIL_BYTES), TAIL_BYTES)
+    return stacks.redact_text("\n".join(text.splitlines()[-lines:]), secrets)
+
+
+def _read(path: Path, offset: int, size: int) -> str:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(size).decode("utf-8", "replace")
+
+
+def _remove_old_logs(folder: Path, model_key: str) -> None:
+    logs = folder.glob(f"{safe_name(model_key)}.{'[0-9a-f]' * 32}.log")
+    for old in sorted(logs, key=lambda path: path.stat().st_mtime)[: -KEEP_LOGS + 1]:
+        old.unlink(missing_ok=True)
+
+
+def _key_if_set(name: str | None) -> str | None:
+    return os.environ.get(name) if name else None
+
+
+def _named(process: psutil.Process) -> str:
+    try:
+        return f"pid {process.pid} ({process.name()})"
+    except psutil.Error:
+        return f"pid {process.pid}"
+
+
+def _url(host: str, port: int) -> str:
+    reached = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{reached}:{port}"

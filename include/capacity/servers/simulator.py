@@ -1,0 +1,60 @@
+"""A simulated vLLM server: this project's own program, run like any other server process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from include.capacity.config import Model, SimulatorServer
+from include.capacity.errors import ConfigError
+from include.capacity.servers import process
+from include.capacity.servers.base import Handle, Owner, RunIsOver
+from include.capacity.servers.stack import digest
+
+STOP_TIMEOUT_S = 10.0
+
+
+def start(
+    model_key: str,
+    model: Model,
+    owner: Owner,
+    folder: Path,
+    *,
+    run_is_over: RunIsOver | None = None,
+) -> Handle:
+    """Serve the profile and wait until it is ready; see :class:`ServerKind`.
+
+    The handle's ``clock_scale`` is the profile's time scale, as the server itself tells it.
+    """
+    from include.capacity.simulator.profile import load_profile  # only where something is simulated
+
+    server = model.server
+    if not isinstance(server, SimulatorServer):
+        raise ConfigError(f"models.{model_key}.server: expected kind simulator, found {server.kind}")
+    profile = load_profile(server.profile)
+    is_file = Path(server.profile).is_file()
+    named = str(Path(server.profile).absolute()) if is_file else server.profile
+    launched = process.Launch(
+        kind="simulator",
+        command=[
+            *(sys.executable, "-m", "include.capacity.simulator", "--profile", named),
+            *("--host", "{host}", "--port", "{port}", "--served-model-name={served_name}"),
+        ],
+        host="127.0.0.1",
+        port=server.port,
+        start_timeout_s=server.start_timeout_s,
+        stop_timeout_s=STOP_TIMEOUT_S,
+        endpoints=process.endpoints_of(model),
+        shown=["--profile", server.profile],
+    )
+    handle = process.launch(launched, model_key, model, owner, folder, run_is_over)
+    if not handle.simulated:
+        stop(handle)
+        raise ConfigError(f"models.{model_key}: the simulator at {handle.url} does not say that it is one")
+    handle.stack["profile_digest"] = digest(profile.model_dump_json())
+    return handle
+
+
+stop = process.stop
+alive = process.alive
+tail = process.tail

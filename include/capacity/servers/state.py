@@ -1,0 +1,134 @@
+"""State files: which servers of ours there are, and whose they are.
+
+One JSON file a model, written *before* the process is started and again when its pid is known, so that
+whatever is killed in between, the next start or the reaper finds what it left. Written whole by rename;
+holds no secret. All lie below one folder a machine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from include.capacity.errors import DataError
+from include.capacity.results.store import safe_name
+from include.capacity.servers.base import Handle, Owner, RunIsOver, run_name, state_folder
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".server.json"
+STARTING, READY = "starting", "ready"
+CLOCK_TOLERANCE_S = 1.0
+"""Start times of one process read twice differ by less, also when the clock is slewed."""
+
+
+def servers_folder() -> Path:
+    """Where state files and logs of servers lie."""
+    return state_folder() / "servers"
+
+
+def this_host() -> str:
+    """Name of this machine (or container): pids mean nothing on another."""
+    return socket.gethostname()
+
+
+@dataclass(kw_only=True)
+class ServerState:
+    """One server as its state file tells it."""
+
+    status: str
+    """``starting`` until it has been ready once."""
+    owner: Owner
+    accelerator: str
+    starter_pid: int
+    """The process that started it: a task, or the command line."""
+    starter_started_at: float
+    created_at: str
+    """UTC, ISO 8601."""
+    handle: Handle
+
+
+def write_state(path: Path, state: ServerState) -> None:
+    """Write a server's state file whole."""
+    write_json(path, asdict(state))
+
+
+def state_file(folder: Path, model_key: str) -> Path:
+    """Where the state of a model's server is kept."""
+    return folder.resolve() / f"{safe_name(model_key)}{SUFFIX}"
+
+
+def read_states(folder: Path, pattern: str = "") -> list[ServerState]:
+    """All servers whose state files lie in ``folder`` (``*/``: one folder deeper, ``**/``: anywhere below).
+
+    A file that is none is logged as an error and left out: it must not keep others from being stopped.
+    """
+    states = []
+    for path in sorted(folder.glob(f"{pattern}*{SUFFIX}")):
+        try:
+            states.append(read_state(path))
+        except FileNotFoundError:  # its server was stopped meanwhile
+            continue
+        except DataError as error:
+            log.error("%s", error)
+    return states
+
+
+def read_state(path: Path) -> ServerState:
+    """One state file; DataError if it is not one."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return ServerState(**{**data, "handle": Handle.from_json(data["handle"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path}: not a server's state file: {error}") from error
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a small JSON file whole, by rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=1)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def process_identity() -> tuple[int, float]:
+    """This process's pid and start time."""
+    return os.getpid(), psutil.Process().create_time()
+
+
+def same_process(pid: int | None, started_at: float | None) -> psutil.Process | None:
+    """The process, if it runs and began when it should have; a zombie does not run."""
+    if pid is None or started_at is None:
+        return None
+    try:
+        process = psutil.Process(pid)
+        if abs(process.create_time() - started_at) > CLOCK_TOLERANCE_S:
+            return None
+        return None if process.status() == psutil.STATUS_ZOMBIE else process
+    except psutil.NoSuchProcess:
+        return None
+
+
+def run_over(owner: Owner, host: str, starter: tuple[int, float], run_is_over: RunIsOver | None) -> bool:
+    """Whether the run a server or lease belongs to has ended.
+
+    A run with a ``dag_id`` is asked about with ``run_is_over`` and counts as running where nobody can
+    tell; one without lasts as long as the process that started it.
+    """
+    if owner.get("dag_id"):
+        return run_is_over is not None and run_is_over(run_name(owner))
+    return host == this_host() and same_process(*starter) is None
