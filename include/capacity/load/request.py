@@ -61,6 +61,9 @@ WAKE_EVERY = 4
 ERROR_CHARS = 500
 """Longest error text kept."""
 
+ERROR_PIECES = 64
+"""Pieces of an error body kept for its words."""
+
 GAVE_UP = frozenset({"abort", "error"})
 """Values of ``finish_reason`` by which the server says that it did not finish."""
 
@@ -217,8 +220,6 @@ class _Reading:
         self._event_stream = False
         self._sse: SSEDecoder | None = None
         self._body: list[bytes] = []
-        self._body_size = 0
-        self._encoding: str | None = None
         self._failure: tuple[Outcome, str] | None = None
         self._done = False
         self._finish_reason: str | None = None
@@ -228,11 +229,10 @@ class _Reading:
         self._chunks = 0
         self._prompt_tokens: int | None = None
         self._tokens: int | None = None
-        self._tokens_before = 0
         self._chunks_since_usage = 0
         self._first_chunk_tokens: int | None = None
         self._streamed: bool | None = None
-        self._content_without_time = False
+        self._content = False
 
     def head(self, exchange: Exchange) -> None:
         """The head of the response is there."""
@@ -255,45 +255,35 @@ class _Reading:
 
     def feed(self, pieces: Sequence[tuple[float, bytes]]) -> None:
         """Pieces of the body with their times of receipt."""
-        if self.decided_at is not None and self._status < 300:
-            return
         for at, piece in pieces:
-            if self._sse is not None:
-                for event in self._sse.feed(piece, at):
-                    self._event(event)
-                    if self.decided_at is not None:
-                        return
-            else:
-                self._undecided(at, piece)
-                if self.decided_at is not None and self._status < 300:
-                    return
-
-    def _undecided(self, at: float, piece: bytes) -> None:
-        """The body is no event stream, or it is not known yet."""
-        if self._status >= 300:
-            if self._body_size < 65536:
-                self._body.append(piece)
-                self._body_size += len(piece)
-            return
-        self._body.append(piece)
-        if self._streamed is not None:
-            return
-        start = b"".join(self._body).lstrip()
-        if not start:
-            return
-        # A stream cannot begin with "{" (it would be a field without a meaning), so an error object
-        # under the wrong content type is found, too.
-        self._streamed = not start.startswith(b"{") and (
-            self._event_stream or start.startswith((b"data", b"event", b":", b"id:", b"retry:"))
-        )
-        if self._streamed:
-            self._sse = SSEDecoder()
-            whole = b"".join(self._body)
-            self._body = []
-            for event in self._sse.feed(whole, at):
-                self._event(event)
+            if self._sse is None:
+                piece = self._sniffed(piece)
+                if self._sse is None:
+                    continue
+            for event in self._sse.feed(piece, at):
                 if self.decided_at is not None:
-                    return
+                    return  # what follows cannot change the answer
+                self._event(event)
+
+    def _sniffed(self, piece: bytes) -> bytes:
+        """Keep ``piece`` as part of a plain body, or find an event stream and return all of it so far."""
+        if self._status >= 300 and len(self._body) >= ERROR_PIECES:
+            return b""
+        self._body.append(piece)
+        if self._status >= 300 or self._streamed is not None:
+            return b""
+        body = b"".join(self._body)
+        start = body.lstrip()
+        if start:
+            # A stream cannot begin with "{" (that would be a field without a meaning), so an error
+            # object under a stream's content type is found, too.
+            self._streamed = not start.startswith(b"{") and (
+                self._event_stream or start.startswith((b"data:", b"event:", b":", b"id:", b"retry:"))
+            )
+            if self._streamed:
+                self._sse = SSEDecoder()
+                self._body = []
+        return body
 
     def _event(self, event: Event) -> None:
         at, name, data = event
@@ -322,10 +312,8 @@ class _Reading:
         """One chunk (or, with ``message``, the whole answer); returns what is wrong with it."""
         if not isinstance(chunk, dict):
             return Outcome.MALFORMED, f"expected a JSON object, found {_text(chunk)}"
-        error = chunk.get("error")
-        if error is None and chunk.get("object") == "error":
-            error = chunk
-        if error is not None:
+        error = chunk.get("error") or (chunk if chunk.get("object") == "error" else None)
+        if error:
             return Outcome.STREAM_ERROR, _error_text({"error": error}) or _text(error)
         choices = chunk.get("choices")
         usage = chunk.get("usage")
@@ -351,11 +339,10 @@ class _Reading:
             if reason:
                 self._finish_reason = str(reason)
         if content:
-            self._chunks += 1
-            self._chunks_since_usage += 1
-            if message_key == "message":
-                self._content_without_time = True
-            else:
+            self._content = True
+            if self._streamed:
+                self._chunks += 1
+                self._chunks_since_usage += 1
                 if self._first_token_at is None:
                     self._first_token_at = at
                 self._last_token_at = at
@@ -431,7 +418,7 @@ class _Reading:
                 return _lost(failure)
             if self._finish_reason is None:
                 return Outcome.TRUNCATED, "ended with neither finish_reason nor [DONE]"
-        if self._first_token_at is None and not self._content_without_time:
+        if not self._content:
             return Outcome.EMPTY, "ended without any generated content"
         return Outcome.COMPLETED, None
 
@@ -453,7 +440,7 @@ class _Reading:
 
     def _filled(self, outcome: Outcome, error: str | None, exchange: Exchange, ended_at: float) -> Answer:
         tokens, estimated = self._tokens, False
-        if self._chunks_since_usage and self._streamed:
+        if self._chunks_since_usage:
             # No usage at all, or content came after the last running usage.
             tokens, estimated = (tokens or 0) + self._chunks_since_usage, True
         first, known = self._first_chunk_tokens, self._first_chunk_tokens is not None
