@@ -70,6 +70,8 @@ class Evidence:
     """Within the deadline (y)."""
     met: int = 0
     """Completed with every objective met (z); equal to ``completed`` without objectives."""
+    missed: dict[str, int] = field(default_factory=dict)
+    """Completed requests that missed an objective, by objective (ttft, tpot, e2e)."""
     floor: float | None = None
     share: float | None = None
     """q; None for a class without objectives."""
@@ -116,6 +118,17 @@ class Evidence:
     def usable(self) -> bool:
         """Whether the step was measured: it says something, be it only that the server crashed."""
         return self.crashed or (self.valid and self.error is None and self.attempted > 0)
+
+    @property
+    def failed(self) -> bool:
+        """Provably failed; a crash is a failure whatever the step was for."""
+        return self.crashed or self.state == State.FAIL
+
+    @property
+    def n_effective(self) -> float | None:
+        """The smaller of the effective numbers of requests for y and z."""
+        known = [n for n in (self.n_effective_y, self.n_effective_z) if n is not None]
+        return min(known, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able mapping."""
@@ -182,6 +195,15 @@ def evidence_of(facts: Facts, rows: pd.DataFrame, classes: Mapping[str, ServiceC
     return result
 
 
+def evidence_of_sweep(
+    facts: Mapping[str, Facts], rows: pd.DataFrame, classes: Mapping[str, ServiceClass]
+) -> list[Evidence]:
+    """Judge all steps of a sweep, in the order of ``facts``. ``rows``: request rows with a column ``step``."""
+    parts = dict(tuple(rows.groupby("step", sort=False))) if len(rows) else {}
+    nothing = rows.iloc[:0]
+    return [one for key, step in facts.items() for one in evidence_of(step, parts.get(key, nothing), classes)]
+
+
 def share(service: ServiceClass) -> float | None:
     """q: the strictest share among the objectives that bind the class; None without any."""
     shares = [objective.share for _, objective in objectives(service)]
@@ -209,7 +231,9 @@ def _judge(evidence: Evidence, rows: pd.DataFrame, service: ServiceClass, window
             f"{np.nanmin(measured):g} s it was measured with in step {evidence.key}: what had not "
             "completed by then was cut off and cannot be judged; measure again"
         )
-    y, z = _met(columns, service)
+    y, met = _met(columns, service)
+    z = np.logical_and.reduce([y, *met.values()])
+    evidence.missed = {name: int((y & ~ok).sum()) for name, ok in met.items()}
     started = _numbers(columns["started_s"]) - window_start_s
     evidence.attempted = int(y.size)
     evidence.completed, evidence.met = int(y.sum()), int(z.sum())
@@ -247,11 +271,11 @@ NEEDED = (
 )
 
 
-def _met(columns: Mapping[str, NDArray[Any]], service: ServiceClass) -> tuple[Bools, Bools]:
-    """y and z of each request."""
+def _met(columns: Mapping[str, NDArray[Any]], service: ServiceClass) -> tuple[Bools, dict[str, Bools]]:
+    """y of each request, and whether it met each objective of the class."""
     late = _numbers(columns["e2e_s"]) > service.deadline_s  # unknown E2E: the outcome has said it
     y = (np.asarray(columns["outcome"]) == Outcome.COMPLETED.value) & ~late
-    z = y.copy()
+    met: dict[str, Bools] = {}
     for name, objective in objectives(service):
         if name == "tpot":
             first, last = _numbers(columns["ttft_s"]), _numbers(columns["last_token_s"])
@@ -259,10 +283,10 @@ def _met(columns: Mapping[str, NDArray[Any]], service: ServiceClass) -> tuple[Bo
             tokens = _numbers(columns["output_tokens"])
             after = tokens - np.where(np.isnan(chunk), 1.0, chunk)
             defined = ~((tokens < 2) | (after <= 0))  # unknown token counts stay unknown, not met
-            z &= ~defined | (last - first <= objective.at_most_s * after)
+            met[name] = ~defined | (last - first <= objective.at_most_s * after)
         else:
-            z &= _numbers(columns[f"{name}_s"]) <= objective.at_most_s
-    return y, z
+            met[name] = _numbers(columns[f"{name}_s"]) <= objective.at_most_s
+    return y, met
 
 
 def point_holds(service: ServiceClass, completion: Rate, objective: Rate) -> bool:
@@ -343,7 +367,8 @@ def decider(classes: Mapping[str, ServiceClass]) -> Callable[[str, list[dict[str
         if not used:
             return State.INCONCLUSIVE
         columns = {name: np.array([row.get(name) for row in used], dtype=object) for name in NEEDED}
-        y, z = _met(columns, service)
+        y, met = _met(columns, service)
+        z = np.logical_and.reduce([y, *met.values()])
         concurrency = int(used[0]["concurrency"])
         completion, objective = rate(y, concurrency), rate(z, concurrency)
         if planned:

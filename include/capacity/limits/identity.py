@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from include.capacity.config import Accelerator, Workload
+from include.capacity.config import Accelerator, ServiceClass
 
 
 def stack_id(stack: Mapping[str, Any]) -> str:
@@ -20,21 +20,17 @@ def stack_id(stack: Mapping[str, Any]) -> str:
     return _digest(stack)
 
 
-def comparison_id(
-    model: str,
-    workload: Workload | Mapping[str, Any],
-    service_class: str,
-    accelerator: Accelerator | Mapping[str, Any],
-) -> str:
-    """12 hex digits over model, workload, class, accelerator kind and count."""
-    work = workload.model_dump(mode="json") if isinstance(workload, Workload) else dict(workload)
-    card = accelerator.model_dump(mode="json") if isinstance(accelerator, Accelerator) else accelerator
+def comparison_id(model: str, name: str, service_class: ServiceClass, accelerator: Accelerator) -> str:
+    """12 hex digits over model, class name, its workload, accelerator kind and count.
+
+    Deadline, floor and objectives are inputs of a limit, printed with it, and not part of the name.
+    """
     return _digest(
         {
             "model": model,
-            "workload": work,
-            "service_class": service_class,
-            "accelerator": [card["kind"], card["count"]],
+            "service_class": name,
+            "workload": service_class.workload.model_dump(mode="json"),
+            "accelerator": [accelerator.kind, accelerator.count],
         }
     )
 

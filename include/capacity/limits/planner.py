@@ -223,7 +223,7 @@ class Search:
         """(first concurrency not wanted any more, why)."""
         scouts = self.scouts()
         crash = min((n for n, e in scouts.items() if e.crashed), default=None)
-        fails = [n for n, e in scouts.items() if e.state == State.FAIL]
+        fails = [n for n, e in scouts.items() if e.failed]
         if crash is not None and (len(fails) < ENOUGH_FAILS or crash <= fails[ENOUGH_FAILS - 1]):
             return crash, f"the server crashed at {crash}: not measured from there on"
         if len(fails) >= ENOUGH_FAILS:
@@ -238,7 +238,7 @@ class Search:
 
     def lowest_fail(self) -> int | None:
         """The lowest scout that provably failed."""
-        return min((n for n, e in self.scouts().items() if e.state == State.FAIL), default=None)
+        return min((n for n, e in self.scouts().items() if e.failed), default=None)
 
     def edge(self) -> tuple[int, int | None]:
         """(highest scout that holds below every provable fail or 0, lowest above that does not).
@@ -295,7 +295,7 @@ class Search:
         scouts = self.scouts()
         low, _ = self.edge()
         if low == 0:
-            undecided = [n for n, e in scouts.items() if e.state != State.FAIL]
+            undecided = [n for n, e in scouts.items() if not e.failed]
             blocked = self.lowest_fail()
             low = min(undecided, default=0)
             return low if low and (blocked is None or low < blocked) else None
@@ -305,7 +305,7 @@ class Search:
     def proven(self) -> int | None:
         """The highest concurrency proven with no failure below it; None without one."""
         proofs = self.measured(Phase.PROVE)
-        fails = [n for n, e in proofs.items() if e.state == State.FAIL]
+        fails = [n for n, e in proofs.items() if e.failed]
         held = [n for n, e in proofs.items() if e.state == State.PASS and n < min(fails, default=n + 1)]
         return max(held, default=None)
 
@@ -527,7 +527,7 @@ def _grid_crash(evidence: Sequence[Evidence], name: str) -> int | None:
     return min(crashes, default=None)
 
 
-def max_steps(problem: Problem) -> dict[str, int]:
+def instances(problem: Problem) -> dict[str, int]:
     """The most steps that each later stage can need: how many mapped task instances to lay out.
 
     ``refine``: to close the widest gap of each ladder, twice where a latency knee is sought too, and
