@@ -1,0 +1,146 @@
+"""The statistics behind checks that compare numbers: batch means, an effect size and alpha = 0.001.
+
+A check that fires on p < 0.05 flags most clean sweeps, because a sweep is dozens of comparisons of
+*correlated* requests. So every comparison here
+
+1. works on **batch means** in order of start, m = max(5, min(N, floor(n / 10))) requests a batch,
+   which absorb the correlation of requests that were in flight together;
+2. asks for alpha <= 0.001 **and** an effect that matters (20 % by default): a tiny difference in a
+   huge sample is not a finding, a huge one in a tiny sample may be chance;
+3. compares latencies **adjusted for lengths** where token counts are known: within a step the latency
+   is regressed on prompt and output tokens and every request is moved to the lengths of reference
+   (analysis of covariance), so that a step that drew longer answers does not look slower.
+
+Fewer than ``LEAST_BATCHES`` batches decide nothing: the answer is NaN, "not checked".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+ALPHA = 0.001
+LEAST_BATCHES = 5
+FEW = 50
+"""Below this many values a batch is one value: batches of 5 would leave nothing to compare."""
+
+Array = NDArray[np.float64]
+
+
+class Effect(NamedTuple):
+    """A relative difference and how likely chance makes one as large. NaN: not checked."""
+
+    size: float
+    p: float
+
+    def significant(self, alpha: float = ALPHA) -> float:
+        """The size where p <= alpha, 0 where it may be chance, NaN where nothing was checked."""
+        if math.isnan(self.p) or math.isnan(self.size):
+            return math.nan
+        return self.size if self.p <= alpha else 0.0
+
+
+NOTHING = Effect(math.nan, math.nan)
+
+
+def batch_means(values: Array, concurrency: float) -> Array:
+    """Means of consecutive batches; ``values`` in order of start, NaN left out."""
+    values = values[np.isfinite(values)]
+    n = len(values)
+    if n < FEW:
+        return values
+    size = int(max(5, min(concurrency, n // 10)))
+    count = n // size
+    return values[: count * size].reshape(count, size).mean(axis=1)
+
+
+def difference(a: Array, b: Array) -> Effect:
+    """mean(a) / mean(b) - 1 of two sets of batch means, with Welch's t-test."""
+    if len(a) < LEAST_BATCHES or len(b) < LEAST_BATCHES or not b.mean() > 0:
+        return NOTHING
+    size = float(a.mean() / b.mean() - 1)
+    spread = math.hypot(a.std(ddof=1) / math.sqrt(len(a)), b.std(ddof=1) / math.sqrt(len(b)))
+    if spread <= 1e-12 * b.mean():
+        return Effect(size, 0.0 if size else 1.0)
+    return Effect(size, float(stats.ttest_ind(a, b, equal_var=False).pvalue))
+
+
+def drift(means: Array) -> Effect:
+    """Change from the first batch to the last on a straight line, relative to the mean."""
+    if len(means) < LEAST_BATCHES or not means.mean() > 0:
+        return NOTHING
+    at = np.arange(len(means), dtype=float)
+    if np.ptp(means) <= 1e-12 * means.mean():
+        return Effect(0.0, 1.0)
+    line = stats.linregress(at, means)
+    return Effect(float(line.slope * (len(means) - 1) / means.mean()), float(line.pvalue))
+
+
+def start_up(means: Array) -> Effect:
+    """How the first batches differ from the rest, at the split where they differ most clearly.
+
+    Splits leave at least half of the batches for the rest, whose scatter is the yardstick (one batch
+    alone has none); p is Bonferroni-corrected for the splits tried.
+    """
+    if len(means) < LEAST_BATCHES:
+        return NOTHING
+    splits = len(means) // 2
+    best = Effect(0.0, 1.0)
+    for k in range(1, splits + 1):
+        first, rest = means[:k].mean(), means[k:]
+        if not rest.mean() > 0:
+            continue
+        size = float(first / rest.mean() - 1)
+        spread = rest.std(ddof=1) * math.sqrt(1 / k + 1 / len(rest))
+        if spread <= 1e-12 * rest.mean():
+            p = 0.0 if abs(size) > 1e-9 else 1.0
+        else:
+            p = float(2 * stats.t.sf(abs(first - rest.mean()) / spread, len(rest) - 1)) * splits
+        if p < best.p:
+            best = Effect(size, p)
+    return best
+
+
+def adjusted(latency_s: Array, lengths: Array, reference: Array) -> Array:
+    """Latencies moved to the lengths of ``reference``; ``lengths`` has a column per regressor.
+
+    Least squares within the step; columns that do not vary, or rows with unknown lengths, leave the
+    latencies as they are.
+    """
+    known = np.isfinite(latency_s) & np.isfinite(lengths).all(axis=1)
+    vary = [at for at in range(lengths.shape[1]) if known.any() and np.ptp(lengths[known, at]) > 0]
+    if known.sum() < 20 or known.sum() < np.isfinite(latency_s).sum() or not vary:
+        return latency_s
+    x = lengths[:, vary] - reference[vary]
+    design = np.column_stack([np.ones(known.sum()), x[known]])
+    slopes = np.linalg.lstsq(design, latency_s[known], rcond=None)[0][1:]
+    return latency_s - x @ slopes
+
+
+def two_modes(values: Array) -> float:
+    """Ratio of the two modes' medians if there are two, else 1; NaN below 20 values.
+
+    Logarithms are split in two where the variance between the parts is largest (Otsu 1979). There are
+    two modes if each part holds at least a tenth, they lie at least 4 pooled standard deviations apart
+    (Ashman's D, with 2 already "separated"; halves of a normal give 2.7, of a uniform 3.5), a factor of
+    1.5 apart, and the middle third between them is nearly empty (at most 2 % of all values).
+    """
+    logs = np.sort(np.log(values[np.isfinite(values) & (values > 0)]))
+    n = len(logs)
+    if n < 20:
+        return math.nan
+    below = np.arange(1, n)
+    sums = np.cumsum(logs)[:-1]
+    between = (sums / below - (logs.sum() - sums) / (n - below)) ** 2 * below * (n - below)
+    low, high = np.split(logs, [int(np.argmax(between)) + 1])
+    if min(len(low), len(high)) < 0.1 * n:
+        return 1.0
+    apart = float(high.mean() - low.mean())
+    spread = math.sqrt((low.var() + high.var()) / 2)
+    middle = ((logs > low.mean() + apart / 3) & (logs < high.mean() - apart / 3)).mean()
+    ratio = math.exp(float(np.median(high) - np.median(low)))
+    return ratio if apart >= 4 * spread and ratio >= 1.5 and middle <= 0.02 else 1.0
