@@ -52,6 +52,8 @@ from include.capacity.load.sse import Event, SSEDecoder
 from include.capacity.load.transport import ClosedEarly, Exchange, OwnLimit, SlotTransport, now
 from include.capacity.words import Outcome
 
+Headers = Sequence[tuple[bytes, bytes]]
+
 END_GRACE_S = 1.0
 """Wall seconds the server has to end the HTTP message once the answer is decided."""
 
@@ -177,7 +179,7 @@ class Sender:
                 "wake_on": b"[DONE]",
             },
         )
-        reading = _Reading(prepared.stream)
+        reading = Reading(prepared.stream)
         failure: httpx.TransportError | None = None
         try:
             await self._transport.handle_async_request(request)
@@ -193,30 +195,43 @@ class Sender:
             )
         if failure is None:
             try:
-                reading.head(exchange)
-                while pieces := await exchange.read():
-                    reading.feed(pieces)
+                assert exchange.head_at is not None
+                reading.head(exchange.status, exchange.headers, exchange.head_at)
+                while True:
                     if reading.decided_at is not None:
                         exchange.limit(reading.decided_at + END_GRACE_S)
+                    pieces = await exchange.read()
+                    if not pieces:
+                        break
+                    reading.feed(pieces)
             except httpx.TransportError as error:
                 failure = error
             finally:
                 exchange.close()
-        return reading.answer(exchange, failure, deadline_wall_s)
+        assert exchange.wrote_at is not None
+        answer = reading.answer(
+            failure,
+            wrote_at=exchange.wrote_at,
+            ended_at=exchange.ended_at if exchange.ended_at is not None else now(),
+            deadline_s=deadline_wall_s,
+        )
+        answer.connection_reused = exchange.reused
+        return answer
 
     async def aclose(self) -> None:
         """Close every connection."""
         await self._transport.aclose()
 
 
-class _Reading:
-    """The state of one response as its pieces come; knows nothing of sockets or tasks."""
+class Reading:
+    """Makes an :class:`Answer` of one response as its pieces come; knows nothing of sockets or clocks."""
 
     def __init__(self, asked_stream: bool) -> None:
         self.decided_at: float | None = None
         """When the outcome became certain: [DONE], or what makes the answer a failure."""
         self._asked_stream = asked_stream
         self._status = 0
+        self._headers: Headers = ()
         self._event_stream = False
         self._sse: SSEDecoder | None = None
         self._body: list[bytes] = []
@@ -234,24 +249,17 @@ class _Reading:
         self._streamed: bool | None = None
         self._content = False
 
-    def head(self, exchange: Exchange) -> None:
-        """The head of the response is there."""
-        self._status = exchange.status
-        if self._status >= 300:
-            self.decided_at = exchange.head_at
-            assert self.decided_at is not None
-            exchange.limit(self.decided_at + END_GRACE_S)
+    def head(self, status: int, headers: Headers, at: float) -> None:
+        """The head of the response, received at ``at``."""
+        self._status = status
+        self._headers = headers
+        if status >= 300:
+            self.decided_at = at
             return
-        for name, value in exchange.headers:
-            name = name.lower()
-            if name == b"content-type":
-                self._event_stream = b"event-stream" in value.lower()
-            elif name == b"content-encoding" and value.strip().lower() != b"identity":
-                self._fail(
-                    exchange.head_at or 0.0,
-                    Outcome.MALFORMED,
-                    f"content-encoding {value.decode('latin-1')!r} though none was accepted",
-                )
+        self._event_stream = "event-stream" in (_header(headers, b"content-type") or "").lower()
+        encoding = _header(headers, b"content-encoding") or "identity"
+        if encoding.lower() != "identity":
+            self._fail(at, Outcome.MALFORMED, f"content-encoding {encoding!r} though none was accepted")
 
     def feed(self, pieces: Sequence[tuple[float, bytes]]) -> None:
         """Pieces of the body with their times of receipt."""
@@ -277,12 +285,14 @@ class _Reading:
         if start:
             # A stream cannot begin with "{" (that would be a field without a meaning), so an error
             # object under a stream's content type is found, too.
-            self._streamed = not start.startswith(b"{") and (
-                self._event_stream or start.startswith((b"data:", b"event:", b":", b"id:", b"retry:"))
-            )
-            if self._streamed:
+            if start.startswith(b"{"):
+                self._streamed = False
+            elif self._event_stream or start.startswith((b"data:", b"event:", b":", b"id:", b"retry:")):
+                self._streamed = True
                 self._sse = SSEDecoder()
                 self._body = []
+            elif len(start) >= len(b"event:"):
+                self._streamed = False
         return body
 
     def _event(self, event: Event) -> None:
@@ -370,24 +380,28 @@ class _Reading:
         self._failure = (outcome, error[:ERROR_CHARS])
         self.decided_at = at
 
-    def answer(self, exchange: Exchange, failure: httpx.TransportError | None, deadline_s: float) -> Answer:
-        """The verdict, once nothing more will be read."""
-        ended_at = exchange.ended_at if exchange.ended_at is not None else now()
+    def answer(
+        self, failure: httpx.TransportError | None, *, wrote_at: float, ended_at: float, deadline_s: float
+    ) -> Answer:
+        """The verdict, once nothing more will be read; ``failure``: what broke the response off."""
         outcome: Outcome
         error: str | None
         if self._status == 0:
             outcome, error = _lost(failure)
         elif self._status >= 300:
-            outcome, error = self._by_status(exchange)
-            if failure is not None and self.decided_at is not None:
-                ended_at = self.decided_at
+            outcome, error = self._by_status()
         else:
             if self._streamed is not True and self.decided_at is None and failure is None:
                 self._whole_body(ended_at)
             outcome, error = self._by_body(failure)
-            if self.decided_at is not None:
-                ended_at = self.decided_at
-        return self._late(self._filled(outcome, error, exchange, ended_at), deadline_s)
+        if self.decided_at is not None and (self._status < 300 or failure is not None):
+            ended_at = self.decided_at
+        answer = self._filled(outcome, error)
+        answer.wrote_at = wrote_at
+        answer.ended_at = ended_at
+        if ended_at >= wrote_at + deadline_s:
+            self._late(answer, wrote_at + deadline_s)
+        return answer
 
     def _whole_body(self, at: float) -> None:
         """The body ended and is no event stream."""
@@ -422,7 +436,7 @@ class _Reading:
             return Outcome.EMPTY, "ended without any generated content"
         return Outcome.COMPLETED, None
 
-    def _by_status(self, exchange: Exchange) -> tuple[Outcome, str]:
+    def _by_status(self) -> tuple[Outcome, str]:
         status = self._status
         body = b"".join(self._body)
         try:
@@ -431,14 +445,14 @@ class _Reading:
             parsed = None
         said = (_error_text(parsed) if isinstance(parsed, dict) else None) or _text(body)
         if 300 <= status < 400:
-            location = _header(exchange, b"location")
+            location = _header(self._headers, b"location")
             said = f"redirected to {location}; give the final URL" if location else said
         error = f"HTTP {status}: {said}"[:ERROR_CHARS]
         if status in (429, 503):
             return Outcome.REJECTED, error
         return (Outcome.SERVER_ERROR if status >= 500 else Outcome.CLIENT_ERROR), error
 
-    def _filled(self, outcome: Outcome, error: str | None, exchange: Exchange, ended_at: float) -> Answer:
+    def _filled(self, outcome: Outcome, error: str | None) -> Answer:
         tokens, estimated = self._tokens, False
         if self._chunks_since_usage:
             # No usage at all, or content came after the last running usage.
@@ -450,11 +464,9 @@ class _Reading:
                 first, known = max(1, tokens), True
         return Answer(
             outcome,
-            wrote_at=exchange.wrote_at,
             first_token_at=self._first_token_at,
             first_answer_at=self._first_answer_at,
             last_token_at=self._last_token_at,
-            ended_at=ended_at,
             prompt_tokens=self._prompt_tokens,
             output_tokens=tokens,
             usage_estimated=estimated,
@@ -465,23 +477,17 @@ class _Reading:
             finish_reason=self._finish_reason,
             http_status=self._status or None,
             error=error,
-            retry_after_s=_retry_after(exchange),
-            connection_reused=exchange.reused,
+            retry_after_s=_retry_after(self._headers),
         )
 
-    def _late(self, answer: Answer, deadline_s: float) -> Answer:
+    def _late(self, answer: Answer, limit_at: float) -> None:
         """The deadline has the last word: times decide, not which of two timers fired first."""
-        assert answer.wrote_at is not None
-        assert answer.ended_at is not None
-        limit_at = answer.wrote_at + deadline_s
-        if answer.ended_at >= limit_at:
-            if answer.first_token_at is not None and answer.first_token_at > limit_at:
-                answer.first_token_at = answer.first_answer_at = answer.last_token_at = None
-            waiting = answer.streamed is not False and self._asked_stream and answer.first_token_at is None
-            answer.outcome = Outcome.FIRST_TOKEN_TIMEOUT if waiting else Outcome.DEADLINE_EXCEEDED
-            what = "no token" if waiting else "not ended"
-            answer.error = f"{what} within the deadline" + (f" ({answer.error})" if answer.error else "")
-        return answer
+        if answer.first_token_at is not None and answer.first_token_at > limit_at:
+            answer.first_token_at = answer.first_answer_at = answer.last_token_at = None
+        waiting = self._asked_stream and answer.streamed is not False and answer.first_token_at is None
+        answer.outcome = Outcome.FIRST_TOKEN_TIMEOUT if waiting else Outcome.DEADLINE_EXCEEDED
+        what = "no token" if waiting else "not ended"
+        answer.error = f"{what} within the deadline" + (f" ({answer.error})" if answer.error else "")
 
 
 def _lost(failure: httpx.TransportError | None) -> tuple[Outcome, str]:
@@ -544,9 +550,9 @@ def _count(value: Any) -> int | None:
     return None
 
 
-def _retry_after(exchange: Exchange) -> float | None:
+def _retry_after(headers: Headers) -> float | None:
     """``Retry-After`` in seconds: a number, or a date less the response's own ``Date`` (RFC 9110, 10.2.3)."""
-    value = _header(exchange, b"retry-after")
+    value = _header(headers, b"retry-after")
     if value is None:
         return None
     try:
@@ -555,7 +561,7 @@ def _retry_after(exchange: Exchange) -> float | None:
         at = _http_date(value)
         if at is None:
             return None
-        sent = _header(exchange, b"date")
+        sent = _header(headers, b"date")
         now = (_http_date(sent) if sent else None) or datetime.datetime.now(datetime.UTC)
         return max(0.0, (at - now).total_seconds())
     return seconds if 0 <= seconds < float("inf") else None
@@ -569,8 +575,8 @@ def _http_date(text: str) -> datetime.datetime | None:
     return at if at.tzinfo else at.replace(tzinfo=datetime.UTC)
 
 
-def _header(exchange: Exchange, name: bytes) -> str | None:
-    for key, value in exchange.headers:
+def _header(headers: Headers, name: bytes) -> str | None:
+    for key, value in headers:
         if key.lower() == name:
             return value.decode("latin-1").strip()
     return None
