@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -85,6 +86,8 @@ class Launch:
     endpoints: Sequence[str] = ("chat",)
     shown: Sequence[str] | None = None
     """What the stack shows as arguments; ``command`` unless given."""
+    known: Mapping[str, Any] = field(default_factory=dict)
+    """What the stack shows besides."""
 
 
 # -- the protocol
@@ -276,6 +279,7 @@ def launch(
             log_head=_read(Path(str(handle.log)), 0, HEAD_BYTES),
             python=stacks.interpreter_of(child.pid),
         )
+        handle.stack |= launched.known
         handle.simulated = handle.stack["simulated"]
         handle.clock_scale = handle.stack["time_scale"] or 1.0
         state.status = READY

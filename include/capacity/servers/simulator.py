@@ -46,12 +46,12 @@ def start(
         stop_timeout_s=STOP_TIMEOUT_S,
         endpoints=process.endpoints_of(model),
         shown=["--profile", server.profile],
+        known={"profile_digest": digest(profile.model_dump_json())},
     )
     handle = process.launch(launched, model_key, model, owner, folder, run_is_over)
     if not handle.simulated:
         stop(handle)
         raise ConfigError(f"models.{model_key}: the simulator at {handle.url} does not say that it is one")
-    handle.stack["profile_digest"] = digest(profile.model_dump_json())
     return handle
 
 
