@@ -1,0 +1,1 @@
+"""The whole flow against a real vLLM; run by `make vllm` only."""

@@ -1,0 +1,151 @@
+"""One run of the whole flow against a real vLLM; the tests look at what came of it.
+
+The run calls what the DAG's tasks call, in their order: plan, lease, start_server, the steps, stop_server,
+validate, limits, report, publish.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from include.capacity import servers
+from include.capacity.flow import sweep as stages
+from include.capacity.flow import tasks
+from include.capacity.results.sweepdir import SweepDir
+from include.capacity.servers.lease import Held, leases
+from include.capacity.servers.process import members
+
+PROJECT = Path(__file__).parents[2]
+PYTHON = PROJECT / ".venv-vllm" / "bin" / "python"
+TINY = PROJECT / "var" / "vllm" / "tiny"
+KEY_ENV = "CAPACITY_VLLM_TEST_KEY"
+KEY = "only-for-this-test"
+MODEL = "tiny"
+
+
+@dataclass
+class Seen:
+    """What the run left behind, and what was seen on the way."""
+
+    handle: servers.Handle
+    start_s: float
+    argv: list[list[str]]
+    """Command lines of all the server's processes while it ran."""
+    unauthorized: int
+    """Status of a request without the key."""
+    sweep: SweepDir
+    run: tasks.Run
+    before: str = ""
+    after: str = ""
+    """vLLM's ``/metrics`` before and after the sweep."""
+    sweep_s: float = float("nan")
+    stop_s: float = float("nan")
+    left: list[str] = field(default_factory=list)
+    """Processes that outlived ``stop_server``."""
+    held: list[Held] = field(default_factory=list)
+    """Leases that outlived it."""
+    state: servers.Handle | None = None
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """Start, sweep and stop, once."""
+    if not PYTHON.exists():
+        pytest.fail("there is no .venv-vllm: call `make vllm`", pytrace=False)
+    subprocess.run([PYTHON, PROJECT / "scripts" / "vllm_tiny.py", TINY], check=True, timeout=300)
+    folder = tmp_path_factory.mktemp("vllm")
+    changed = {
+        "CAPACITY_FLEET": str(Path(__file__).with_name("fleet.yaml")),
+        "CAPACITY_STATE": str(folder / "state"),
+        KEY_ENV: KEY,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in changed.items():
+            patch.setenv(name, value)
+        return _run(folder)
+
+
+def _run(folder: Path) -> Seen:
+    store = (folder / "store").as_uri()
+    run = tasks.Run.of(run_id="real", dag_id="vllm", params={"publish_to": store, "promote": True})
+    tasks.plan(run, MODEL)
+    assert tasks.lease(run, MODEL)
+    own_folder = tasks._folder(run, MODEL)
+    try:
+        began = time.monotonic()
+        tasks.start_server(run, MODEL)
+        handle = servers.load(own_folder)
+        assert handle is not None
+        seen = Seen(
+            handle=handle,
+            start_s=time.monotonic() - began,
+            argv=[process.cmdline() for process in members(handle)],
+            unauthorized=httpx.get(f"{handle.url}/v1/models", trust_env=False).status_code,
+            sweep=run.sweep(MODEL),
+            run=run,
+        )
+        _say(f"ready after {seen.start_s:.0f} s: {handle.describe()}")
+        seen.before = httpx.get(handle.metrics_url, trust_env=False).text
+        began = time.monotonic()
+        _measure(seen)
+        seen.sweep_s = time.monotonic() - began
+        seen.after = httpx.get(handle.metrics_url, trust_env=False).text
+        family = members(handle)
+    finally:
+        began = time.monotonic()
+        tasks.stop_server(run, MODEL)
+    seen.stop_s = time.monotonic() - began
+    seen.left = [str(process) for process in family if process.is_running()]
+    seen.left += [str(process) for process in psutil.process_iter() if _is_vllm_of(process, folder)]
+    seen.held = leases(folder / "state" / "leases")
+    seen.state = servers.load(own_folder)
+    _say(f"swept in {seen.sweep_s:.0f} s, stopped in {seen.stop_s:.1f} s")
+    return seen
+
+
+@pytest.fixture(scope="session")
+def judged(served: Seen) -> Seen:
+    """The same, with quality checked and limits computed."""
+    tasks.validate(served.run, MODEL)
+    tasks.limits(served.run, MODEL)
+    return served
+
+
+@pytest.fixture(scope="session")
+def published(judged: Seen) -> Seen:
+    """The same, reported and published."""
+    tasks.report(judged.run, MODEL)
+    tasks.fleet_report(judged.run)
+    tasks.publish(judged.run)
+    return judged
+
+
+def _measure(seen: Seen) -> None:
+    """All steps the planner asks for."""
+    target = servers.target_of(seen.handle)
+    asked = stages.problem(seen.sweep)
+    while (spec := stages.next_step(asked, stages.evidence(seen.sweep))) is not None:
+        began = time.monotonic()
+        found = stages.measure(seen.sweep, spec, target)
+        _say(f"{spec.label}: {time.monotonic() - began:.0f} s: {'; '.join(item.summary() for item in found)}")
+
+
+def _is_vllm_of(process: psutil.Process, folder: Path) -> bool:
+    """Whether a process writes to a log of this run."""
+    try:
+        output = Path(f"/proc/{process.pid}/fd/1").readlink()
+    except OSError:
+        return False
+    return output.is_relative_to(folder)
+
+
+def _say(text: str) -> None:
+    """Progress, for the minutes this takes (pytest -s)."""
+    print(text, flush=True)  # noqa: T201 - it is what `make vllm` shows
