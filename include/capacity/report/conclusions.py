@@ -1,0 +1,407 @@
+"""Sentences computed from the data, each only when the data carry it.
+
+Every function returns a list of sentences, empty when there is nothing to say. Numbers stand with their
+n. The rules, by sentence:
+
+peak            Of the concurrencies measured, the one with the highest throughput of completed requests.
+                "is no faster than at b": b is the lowest concurrency whose throughput is at least 99 % of
+                the peak, or at least 95 % with overlapping 95 % t-intervals (three repeats or more).
+                "still rises": the peak is the highest concurrency measured, by more than 5 %.
+waste           At some step at least 2 % of the tokens generated belong to requests that failed.
+first failures  The lowest measured concurrency above the limit at which an objective is missed by point
+                estimate, and how: which failures, or how late the first token came.
+more raw throughput, lower limit
+                Same class and workload, same accelerator, both limits proven and measured alone; the raw
+                peak at least 5 % higher, and the brackets of the two limits apart.
+which model     Completed requests per second measured at the limit, among proven limits on one
+                accelerator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from include.capacity.report.data import FAILURES, Frame, ModelData, bracket_of, exportable, known, text
+from include.capacity.report.words import count, join, number, percent, rate, seconds
+from include.capacity.words import LimitStatus, Outcome
+
+SAME_SHARE = 0.99
+KNEE_SHARE = 0.95
+RISING = 1.05
+HIGHER_PEAK = 1.05
+WASTE = 0.02
+
+FAILURE_CLAUSES = {
+    Outcome.REJECTED: "it sheds {share} at {at} ({n})",
+    Outcome.SERVER_ERROR: "{share} end in a server error at {at} ({n})",
+    Outcome.CONNECT_FAILED: "{share} get no connection at {at} ({n})",
+    Outcome.CONNECTION_LOST: "{share} lose their connection at {at} ({n})",
+    Outcome.FIRST_TOKEN_TIMEOUT: "{share} get no first token within {deadline} at {at} ({n})",
+    Outcome.DEADLINE_EXCEEDED: "{share} are not done within {deadline} at {at} ({n})",
+    Outcome.TRUNCATED: "{share} of the answers break off at {at} ({n})",
+    Outcome.STREAM_ERROR: "{share} end with an error in the stream at {at} ({n})",
+    Outcome.MALFORMED: "{share} of the answers are malformed at {at} ({n})",
+    Outcome.EMPTY: "{share} of the answers are empty at {at} ({n})",
+}
+
+
+def throughput_column(curve: Frame) -> str | None:
+    """Output tokens where they are known, else all tokens (imported data), else None."""
+    for column in ("output_tok_per_s", "total_tok_per_s"):
+        if curve[column].notna().any():
+            return column
+    return None
+
+
+def peak_sentences(curve: Frame) -> list[str]:
+    """Where throughput of completed requests peaks, and since when it is no faster."""
+    column = throughput_column(curve)
+    if column is None:
+        return []
+    found = curve[column].dropna()
+    if len(found) < 2:
+        return []
+    peak, top = int(found.idxmax()), float(found.max())
+    subject = "Throughput of completed requests"
+    before = found[found.index < peak]
+    if peak == found.index.max() and top > RISING * float(before.max()):
+        return [
+            f"{subject} still rises at {number(peak)}, the highest concurrency measured: {rate(top)} tok/s, "
+            f"after at most {rate(before.max())} at {number(before.idxmax())}. Its peak lies beyond."
+        ]
+    sentence = f"{subject} peaks at {rate(top)} tok/s at {number(peak)}"
+    for at, value in before.items():
+        overlap = known(curve.at[at, f"{column}_high"]) is not None and (
+            curve.at[at, f"{column}_high"] >= curve.at[peak, f"{column}_low"]
+        )
+        if value >= SAME_SHARE * top or (value >= KNEE_SHARE * top and overlap):
+            return [f"{sentence}, but is no faster than at {number(at)} ({rate(value)} tok/s)."]
+        if value >= KNEE_SHARE * top:
+            return [f"{sentence}; {percent(value / top)} of that is reached at {number(at)} already."]
+    return [f"{sentence}."]
+
+
+def limit_and_peak_sentences(data: ModelData, service_class: str, series: str = "") -> list[str]:
+    """That the peak is no place to work at: the objectives fail there."""
+    limit = data.limit(service_class, series)
+    curve = data.curve(service_class, series)
+    column = throughput_column(curve)
+    if not exportable(limit) or limit is None or column is None or curve[column].dropna().empty:
+        return []
+    peak = int(curve[column].idxmax())
+    if peak <= limit["limit"]:
+        return []
+    clause = failure_clause(data, service_class, series, peak)
+    if not clause:
+        return []
+    return [
+        f"The peak is not a safe place to work: the safe limit is {number(limit['limit'])}, and {clause}."
+    ]
+
+
+def waste_sentences(curve: Frame) -> list[str]:
+    """How much of what the server generates belongs to requests that fail in the end."""
+    made, useful = curve["raw_output_tok_per_s"], curve["output_tok_per_s"]
+    lost = (1 - useful / made.where(made > 0)).dropna()
+    if lost.empty or lost.max() < WASTE:
+        return []
+    at = int(lost.idxmax())
+    return [
+        f"At {number(at)} the server generates {rate(made[at])} tok/s, of which {rate(useful[at])} reach a "
+        f"completed request: {percent(lost[at])} is work for requests that fail "
+        f"({count(curve.at[at, 'attempted'])})."
+    ]
+
+
+def failure_clause(data: ModelData, service_class: str, series: str, at: int) -> str:
+    """How a concurrency misses the class's objectives, by point estimate; blank if it does not."""
+    curve = data.curve(service_class, series)
+    rule = data.rule(service_class)
+    if at not in curve.index:
+        return ""
+    row = curve.loc[at]
+    floor, completion = known(rule.get("completion_floor")), known(row["completion"])
+    if floor is not None and completion is not None and completion < floor:
+        clauses = _failure_kinds(row, at, known(rule.get("deadline_s")) or known(row["deadline_s"]))
+        if clauses:
+            return join(clauses)
+    for latency, name in (("ttft", "first token"), ("tpot", "time per token"), ("e2e", "whole answer")):
+        objective = rule.get(latency) or {}
+        at_most, share = known(objective.get("at_most_s")), known(objective.get("share"))
+        if at_most is None or share is None:
+            continue
+        statistic = {0.5: "p50", 0.95: "p95", 0.99: "p99"}.get(share)
+        value = known(row[f"{latency}_{statistic}_s"]) if statistic else None
+        if value is not None and value > at_most:
+            return (
+                f"the {statistic} {name} takes {seconds(value)} at {number(at)}, objective "
+                f"{seconds(at_most)} ({count(row[f'{latency}_n'])} completed)"
+            )
+    return ""
+
+
+def first_failure_sentences(data: ModelData, service_class: str, series: str = "") -> list[str]:
+    """What goes wrong first above the limit."""
+    limit = data.limit(service_class, series)
+    if not exportable(limit) or limit is None:
+        return []
+    for at in data.curve(service_class, series).index:
+        if at > limit["limit"] and (clause := failure_clause(data, service_class, series, int(at))):
+            return [f"Above the limit, {clause}."]
+    return []
+
+
+def server_sentences(curve: Frame) -> list[str]:
+    """What the server's own metrics say about what fills up."""
+    found = []
+    running, waiting = curve["server_running_peak"], curve["server_waiting_mean"]
+    if running.notna().any():
+        most = running.max()
+        queued = curve[(waiting >= 1) & (running >= 0.98 * most)]
+        if len(queued) and queued.index.min() > most:
+            at = int(queued.index.min())
+            found.append(
+                f"The server never ran more than {number(most)} requests at once; at {number(at)} "
+                f"on average {rate(waiting[at])} more were waiting."
+            )
+    kv = curve["server_kv_use_peak"].dropna()
+    if len(kv):
+        at = int(kv.idxmax())
+        if kv[at] >= 0.95:
+            found.append(f"The KV cache was full: its use peaked at {percent(kv[at])}, at {number(at)}.")
+        else:
+            found.append(
+                f"The KV cache was never full: its use peaked at {percent(kv[at])}, at {number(at)}."
+            )
+    preempted = curve["server_preemptions"].dropna()
+    if len(preempted) and preempted.max() > 0:
+        at = int(preempted.idxmax())
+        found.append(f"Requests were preempted: {number(preempted[at])} times at {number(at)}.")
+    return found
+
+
+def model_sentences(data: ModelData, service_class: str, series: str = "") -> list[str]:
+    """All conclusions about one class of one model."""
+    curve = data.curve(service_class, series)
+    if curve.empty:
+        return []
+    return [
+        *first_failure_sentences(data, service_class, series),
+        *peak_sentences(curve),
+        *limit_and_peak_sentences(data, service_class, series),
+        *waste_sentences(curve),
+        *server_sentences(curve),
+    ]
+
+
+def fleet_sentences(models: Sequence[ModelData]) -> list[str]:
+    """Conclusions across models: where more raw throughput goes with a lower safe limit."""
+    found = []
+    for service_class in classes_of(models):
+        for fast in models:
+            found += [
+                s
+                for slow in models
+                if slow is not fast and (s := _faster_yet_lower(fast, slow, service_class))
+            ]
+    return found
+
+
+def choice_sentences(models: Sequence[ModelData]) -> list[str]:
+    """Per class, which model completes the most requests at its limit, and the order of fallback."""
+    found = []
+    for service_class, ranked in choices(models).items():
+        if len(ranked) < 2:
+            continue
+        first, *others = ranked
+        order = join(
+            [f"{m.name} ({rate(x)} at {number(_limit(m, service_class)['limit'])})" for m, x, _ in others]
+        )
+        found.append(
+            f"{service_class}: {first[0].name} completes the most at its limit, {rate(first[1])} requests/s "
+            f"at {number(_limit(first[0], service_class)['limit'])} in flight ({count(first[2])}); "
+            f"then {order}."
+        )
+    return found
+
+
+def choices(models: Sequence[ModelData]) -> dict[str, list[tuple[ModelData, float, float]]]:
+    """Per class (model, completed requests/s at the limit, n), best first.
+
+    Only proven limits measured alone with one workload on one kind and count of accelerator; where the
+    fleet has several kinds, none is compared.
+    """
+    ranked = {}
+    for service_class in classes_of(models):
+        usable = [m for m in models if _proven(m, service_class)]
+        if len({_comparable(m, service_class) for m in usable}) != 1:
+            continue
+        rows = []
+        for model in usable:
+            limit, curve = int(_limit(model, service_class)["limit"]), model.curve(service_class)
+            if limit in curve.index and (x := known(curve.at[limit, "request_per_s"])) is not None:
+                rows.append((model, x, float(curve.at[limit, "attempted"])))
+        if rows:
+            ranked[service_class] = sorted(rows, key=lambda row: (-row[1], row[0].name))
+    return ranked
+
+
+def classes_of(models: Sequence[ModelData]) -> list[str]:
+    """Service classes of all models, in order of appearance."""
+    return list(dict.fromkeys(name for model in models for name, _ in model.traffic if name))
+
+
+def changes(data: ModelData, previous: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What changed since the last comparable run.
+
+    ``previous`` maps a class to its entry of that run (``limit``, ``bracket``, ``run_id``, ``stack_id``,
+    ``comparison_id``). A difference is only called one when the brackets do not overlap.
+    """
+    found = []
+    for service_class, before in previous.items():
+        now = data.limit(service_class)
+        mine = (data.sweep.get("comparison_ids") or {}).get(service_class)
+        if (
+            not exportable(now)
+            or not exportable(before)
+            or now is None
+            or mine != before.get("comparison_id")
+        ):
+            continue
+        old, new = float(before["limit"]), float(now["limit"])
+        since = f"since run {text(before.get('run_id'))}"
+        if not _apart(now, before):
+            found.append(
+                f"{service_class}: {number(old)} then, {number(new)} now: the brackets overlap, "
+                f"so no change can be claimed {since}."
+            )
+            continue
+        verb = "fell" if new < old else "rose"
+        same = data.sweep.get("stack_id") == before.get("stack_id")
+        cause = "with the same stack" if same else "with a changed stack"
+        found.append(
+            f"{service_class}: the limit {verb} from {number(old)} to {number(new)} "
+            f"({'+' if new > old else '−'}{percent(abs(new - old) / old)}) {since}, {cause}."
+        )
+    return found
+
+
+def actions(data: ModelData) -> list[str]:
+    """What to do with what was found, one instruction each."""
+    found, alone = [], []
+    for entry in data.limits:
+        name, status = text(entry.get("class")), entry.get("status")
+        who = f"{data.name}, {name}" + (f" ({entry['series']})" if text(entry.get("series")) else "")
+        if exportable(entry):
+            deadline = known(entry.get("deadline_s"))
+            found.append(
+                f"{who}: let at most {number(entry['limit'])} requests be in flight at the gateway"
+                + (f", with its timeout at {seconds(deadline)}" if deadline else "")
+                + ", and refuse or queue the rest there."
+            )
+            if entry.get("measured") != "shared":
+                alone.append(name)
+        if status == LimitStatus.LOWER_BOUND:
+            found.append(
+                f"{who}: nothing failed up to {number(entry['limit'])}; extend the ladder (or the budget) "
+                "to find where it does."
+            )
+        elif status == LimitStatus.NO_PASSING_STEP:
+            found.append(
+                f"{who}: do not serve this class from this stack with these objectives; "
+                "relax an objective, or give it another model or accelerator."
+            )
+        elif status == LimitStatus.INSUFFICIENT_EVIDENCE:
+            found.append(f"{who}: measure with more requests per step before setting a limit.")
+        elif status == LimitStatus.REJECTED:
+            found.append(f"{who}: mend what the quality findings below name, and measure again.")
+        elif status == LimitStatus.NOT_MEASURED:
+            found.append(f"{who}: not measured in this run; keep the last good limit while it is valid.")
+    if len(set(alone)) > 1:
+        found.append(
+            f"Do not add up the limits of {join(list(dict.fromkeys(alone)))}: each was measured alone on the "
+            "server. If both share it, measure them together (shared: true)."
+        )
+    return found
+
+
+# -- parts
+
+
+def _failure_kinds(row: Frame, at: int, deadline_s: float | None) -> list[str]:
+    """The kinds that make up at least a tenth of the failures, most frequent first."""
+    attempted = known(row["attempted"]) or 0
+    kinds = {kind: known(row[kind]) or 0 for kind in FAILURES}
+    failed = sum(kinds.values())
+    if not attempted or not failed:
+        return []
+    ranked = sorted((k for k in kinds if kinds[k] >= 0.1 * failed), key=lambda k: -kinds[k])
+    return [
+        FAILURE_CLAUSES[Outcome(kind)].format(
+            share=percent(kinds[kind] / attempted),
+            at=number(at),
+            n=count(attempted),
+            deadline=seconds(deadline_s) if deadline_s else "the deadline",
+        )
+        for kind in ranked
+    ]
+
+
+def _faster_yet_lower(fast: ModelData, slow: ModelData, service_class: str) -> str:
+    if not (_proven(fast, service_class) and _proven(slow, service_class)):
+        return ""
+    if _comparable(fast, service_class) != _comparable(slow, service_class):
+        return ""
+    low, high = _limit(fast, service_class), _limit(slow, service_class)
+    if not low["limit"] < high["limit"] or not _apart(low, high):
+        return ""
+    curve_fast, curve_slow = fast.curve(service_class), slow.curve(service_class)
+    raw_fast, raw_slow = curve_fast["raw_output_tok_per_s"].max(), curve_slow["raw_output_tok_per_s"].max()
+    if not raw_fast >= HIGHER_PEAK * raw_slow:
+        return ""
+    sentence = (
+        f"{fast.name} has more raw throughput than {slow.name} ({rate(raw_fast)} vs {rate(raw_slow)} tok/s "
+        f"at their peaks), yet its safe {service_class} limit is lower ({number(low['limit'])} vs "
+        f"{number(high['limit'])})"
+    )
+    above = [int(at) for at in curve_fast.index if at > low["limit"]]
+    where = next((at for at in above if at >= high["limit"]), above[-1] if above else None)
+    clause = failure_clause(fast, service_class, "", where) if where is not None else ""
+    return f"{sentence}: {clause}." if clause else f"{sentence}."
+
+
+def _proven(data: ModelData, service_class: str) -> bool:
+    limit = data.limit(service_class)
+    return (
+        limit is not None
+        and limit.get("status") == LimitStatus.PROVEN
+        and known(limit.get("limit")) is not None
+        and limit.get("measured") != "shared"
+    )
+
+
+def _limit(data: ModelData, service_class: str) -> dict[str, Any]:
+    return data.limit(service_class) or {}
+
+
+def _comparable(data: ModelData, service_class: str) -> tuple[str, ...]:
+    """Kind and count of accelerator, class settings and workload: equal where numbers may be compared."""
+    accelerator = data.sweep.get("accelerator") or {}
+    rule = data.rule(service_class)
+    same = ("workload", "deadline_s", "completion_floor", "ttft", "tpot", "e2e")
+    return (
+        text(accelerator.get("kind")),
+        text(accelerator.get("count")),
+        *(repr(rule.get(key)) for key in same),
+    )
+
+
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two limits' brackets (last pass to first fail) do not overlap."""
+    (low, high) = sorted((one, other), key=lambda entry: float(entry["limit"]))
+    _, first_fail = bracket_of(low.get("bracket"))
+    last_pass, _ = bracket_of(high.get("bracket"))
+    if first_fail is None:
+        return False
+    return first_fail <= (last_pass if last_pass is not None else float(high["limit"]))
