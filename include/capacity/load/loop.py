@@ -55,6 +55,8 @@ LOOK_GROWTH = 1.2
 """Early looks are taken each time the ended prefix has grown by a fifth: some 20 looks a step, which
 alpha = 0.005 bears."""
 FIRST_LOOK = 20
+LOOK_FROM = 1 / 3
+"""... and not in the first third of the shortest window: one hiccup of the server is not its verdict."""
 
 WARMUP_LEAST = 10
 WARMUP_GROWTH = 1.15
@@ -252,6 +254,8 @@ class ClosedLoop:
         """The error of the first request that failed for want of our own descriptors or ports."""
         self.broken_since: float | None = None
         """When connections began to fail, if nothing has been answered since."""
+        self.vouched = False
+        """... and somebody found the server alive all the same."""
         self.opened: float | None = None
         self.cut: float | None = None
         """Stamp of the end of the window, once known."""
@@ -362,7 +366,7 @@ class ClosedLoop:
             if self.broken_since is None:
                 self.broken_since = ended
         else:
-            self.broken_since = None
+            self.broken_since, self.vouched = None, False
         if self.opened is None:
             first = answer.first_token_at
             self._ends.append((ended - begun, None if first is None else first - begun))
@@ -406,7 +410,8 @@ class ClosedLoop:
     @property
     def counted_ended(self) -> int:
         """Requests in the window that have ended, for progress."""
-        return self._ended_prefix() - self._first
+        prefix = self._ended_prefix()
+        return (prefix if self.cut is None else min(prefix, self._cut_at)) - self._first
 
     async def measure(
         self, *, min_window_s: float, cap_s: float, decide: Decide | None, early_stop: bool
@@ -423,7 +428,11 @@ class ClosedLoop:
         min_window = self.clock.wall(min(min_window_s, cap_s))
         cap_at = self.opened + self.clock.wall(cap_s)
         next_look = max(FIRST_LOOK, self.load.concurrency)
+        look_from = self.opened + min_window * LOOK_FROM
         while True:
+            await asyncio.sleep(TICK_S)
+            if self.broken_since is not None and not self.vouched:
+                continue  # perhaps nobody is there any more: no verdict on requests to a dead server
             prefix = self._ended_prefix()
             capped = self.clock.now() >= cap_at
             cut = cut_index(self.starts, self._first, self.opened, sizes[0], min_window)
@@ -443,11 +452,11 @@ class ClosedLoop:
                 cut = bisect_left(self.starts, cap_at, lo=self._first)
                 if prefix >= cut:
                     return self._close(cut, cap_at, StopReason.CAP)
-            if early_stop and decide is not None and prefix - self._first >= next_look:
+            looking = early_stop and self.clock.now() >= look_from and prefix - self._first >= next_look
+            if looking and decide is not None:
                 if decide(name, self._rows(prefix), False) is State.FAIL:
                     return self.close_early(StopReason.EARLY_FAIL)
                 next_look = math.ceil((prefix - self._first) * LOOK_GROWTH)
-            await asyncio.sleep(TICK_S)
 
     def close_early(self, reason: StopReason) -> StopReason:
         """End the window at the latest cut before which every request has ended.

@@ -9,7 +9,7 @@ A **prime** step only runs the load for a while and drains it, until the server 
 it counts.
 
 A server that dies ends the step, not the program: the rows up to then are kept, ``server_crashed`` is set.
-It is dead when connections fail, nothing has been answered for two seconds, and three further attempts
+It is dead when connections fail, nothing has been answered for a second, and three further attempts
 at ``/health`` fail. All is bounded: warm-up and window by their caps, the last answers by the deadline.
 """
 
@@ -62,9 +62,10 @@ IDLE_WAIT_S = 30.0
 POLLS_PER_WINDOW = 6
 POLL_LEAST_S, POLL_MOST_S = 0.2, 1.0
 
-SILENT_S = 2.0
+SILENT_S = 1.0
 """Wall seconds without any answer, while connections fail, before the server is suspected dead."""
 PROBES = 3
+PROBE_EVERY_S = 0.5
 PROBE_TIMEOUT_S = 5.0
 SETUP_TIMEOUT_S = 30.0
 
@@ -361,25 +362,28 @@ class _Step:
 
     async def _watch(self, client: httpx.AsyncClient) -> None:
         """Returns never; raises when the step cannot go on."""
+        vouched_at = self.clock.now()
         while True:
             await asyncio.sleep(TICK_S)
             self._raise_refusal()
             for loop in self.loops:
                 if loop.failure is not None:
                     raise loop.failure
-            broken = [loop.broken_since for loop in self.loops]
-            since = [at for at in broken if at is not None]
-            if len(since) == len(broken) and self.clock.now() - max(since) >= SILENT_S:
+            broken = [loop.broken_since for loop in self.loops if loop.broken_since is not None]
+            if broken and self.clock.now() - max(vouched_at, *broken) >= SILENT_S:
                 why = await self._probe(client)
                 if why is not None and all(loop.broken_since is not None for loop in self.loops):
                     raise _ServerGone(f"the server stopped answering: {why}")
+                vouched_at = self.clock.now()
+                for loop in self.loops:
+                    loop.vouched = loop.broken_since is not None
 
     async def _probe(self, client: httpx.AsyncClient) -> str | None:
-        """Why ``/health`` cannot be had in three attempts a second apart; None if it can."""
+        """Why ``/health`` cannot be had in three attempts half a second apart; None if it can."""
         why = ""
         for attempt in range(PROBES):
             if attempt:
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(PROBE_EVERY_S)
             try:
                 answer = await client.get(f"{root_url(self.target.base_url)}/health", timeout=PROBE_TIMEOUT_S)
             except httpx.HTTPError as error:
