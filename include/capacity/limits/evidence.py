@@ -198,7 +198,7 @@ def evidence_of(facts: Facts, rows: pd.DataFrame, classes: Mapping[str, ServiceC
 def evidence_of_sweep(
     facts: Mapping[str, Facts], rows: pd.DataFrame, classes: Mapping[str, ServiceClass]
 ) -> list[Evidence]:
-    """Judge all steps of a sweep, in the order of ``facts``. ``rows``: request rows with a column ``step``."""
+    """Judge all steps, in the order of ``facts``; ``rows``: request rows with a column ``step``."""
     parts = dict(tuple(rows.groupby("step", sort=False))) if len(rows) else {}
     nothing = rows.iloc[:0]
     return [one for key, step in facts.items() for one in evidence_of(step, parts.get(key, nothing), classes)]

@@ -13,9 +13,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+from scipy.stats import fisher_exact
 
 from include.capacity.limits.evidence import Evidence
 
@@ -23,6 +28,10 @@ PAIR_RATIO = 1.25
 CLIMB_FROM_ONE = 3.0
 """Past the knee the delay is at least this multiple of the delay with one request in flight."""
 CLIMB_FROM_EDGE = 1.5
+ALPHA_COMPLETION = 0.05
+"""Divided by the number of steps."""
+COMPLETION_DROP = 0.005
+NEAR_PEAK = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +54,12 @@ class Delay(NamedTuple):
 def delays(evidence: Iterable[Evidence]) -> list[Delay]:
     """First-token delays by concurrency, ascending; of two steps at one concurrency the last counts.
 
-    Without an interval (too few requests) it is unbounded, so that the step starts no knee.
+    Without an interval (too few requests) it is unbounded, so that the step starts no knee. A step in
+    which the server crashed has no delay worth the name.
     """
     found = {}
     for e in evidence:
-        if e.ttft_p95_s is not None:
+        if e.ttft_p95_s is not None and not e.crashed:
             low = 0.0 if e.ttft_p95_low_s is None else e.ttft_p95_low_s
             high = math.inf if e.ttft_p95_high_s is None else e.ttft_p95_high_s
             found[e.concurrency] = Delay(e.concurrency, e.ttft_p95_s, low, high)
@@ -88,3 +98,119 @@ def _slope(t_a: float, t_b: float, ratio: float) -> float:
     if t_b <= 0 or math.isinf(t_a):
         return -math.inf
     return math.inf if t_a <= 0 else math.log(t_b / t_a) / math.log(ratio)
+
+
+class Counts(NamedTuple):
+    """Successes of attempted requests at one concurrency."""
+
+    n: int
+    attempted: int
+    successes: int
+
+
+def completion_knee(steps: Sequence[Counts]) -> tuple[int, int] | None:
+    """(last step before, first step of) a drop of the completion rate; None without one.
+
+    ``steps`` in ascending order of concurrency.
+    """
+    steps = [step for step in steps if step.attempted]
+    attempted = successes = 0
+    for below, step in pairwise(steps):
+        attempted, successes = attempted + below.attempted, successes + below.successes
+        drop = successes / attempted - step.successes / step.attempted
+        table = [[step.successes, step.attempted - step.successes], [successes, attempted - successes]]
+        p = fisher_exact(table, alternative="less").pvalue
+        if drop >= COMPLETION_DROP and p < ALPHA_COMPLETION / len(steps):
+            return below.n, step.n
+    return None
+
+
+class Throughput(NamedTuple):
+    """A rate at one concurrency with its interval; without one, NaN."""
+
+    n: int
+    x: float
+    low: float
+    high: float
+
+
+def throughput_knee(steps: Sequence[Throughput]) -> dict[str, int] | None:
+    """The smallest N with X(N) >= 0.95 max X, and the interval of N that the intervals of X allow.
+
+    ``{"concurrency", "low", "high"}``; None without steps or with a peak of 0. ``low``: the smallest
+    N whose upper end reaches 0.95 of the peak's lower end; ``high``: the smallest whose lower end
+    reaches 0.95 of the peak itself, else the peak.
+    """
+    steps = sorted(steps)
+    if not steps:
+        return None
+    peak = max(steps, key=lambda s: s.x)
+    if peak.x <= 0:
+        return None
+    at = next(s.n for s in steps if s.x >= NEAR_PEAK * peak.x)
+    peak_low = peak.x if math.isnan(peak.low) else peak.low
+    low = next((s.n for s in steps if s.high >= NEAR_PEAK * peak_low), at)
+    high = next((s.n for s in steps if s.low >= NEAR_PEAK * peak.x), max(peak.n, at))
+    return {"concurrency": at, "low": min(low, at), "high": max(high, at)}
+
+
+def kneedle(steps: Sequence[Throughput]) -> int | None:
+    """Kneedle's knee of throughput against concurrency, for a figure; None if it finds none."""
+    if len(steps) < 4:
+        return None
+    from kneed import KneeLocator  # seconds to import, and only an annotation
+
+    steps = sorted(steps)
+    found = KneeLocator(
+        [float(s.n) for s in steps], [s.x for s in steps], curve="concave", direction="increasing"
+    ).knee
+    return None if found is None else int(found)
+
+
+def isotonic_crossing(steps: Sequence[Counts], at_least: float) -> float | None:
+    """Where the success rate, fitted as falling in log N, crosses a floor: a best estimate.
+
+    None if the fit stays above (or starts below) the floor. It exceeds the truth half the time.
+    """
+    steps = sorted(step for step in steps if step.attempted)
+    if len(steps) < 2:
+        return None
+    rates = np.array([s.successes / s.attempted for s in steps])
+    fit = isotonic_regression(
+        rates, weights=np.array([float(s.attempted) for s in steps]), increasing=False
+    ).x
+    below = np.flatnonzero(fit < at_least)
+    if not below.size or below[0] == 0:
+        return None
+    b = int(below[0])
+    part = (fit[b - 1] - at_least) / (fit[b - 1] - fit[b])
+    low, high = math.log(steps[b - 1].n), math.log(steps[b].n)
+    return math.exp(low + part * (high - low))
+
+
+KV_FULL = 0.95
+REFUSED_SHARE = 0.005
+
+
+def server_bound(server: Mapping[str, float | None], outcomes: Mapping[str, int]) -> str:
+    """What bound a step in the server's own terms: admission, kv, slots, compute or unknown.
+
+    ``admission``: at least 0.5 % were refused (429, 503). ``kv``: the KV cache was full or requests
+    were preempted for want of it. ``slots``: requests waited while the cache had room. ``compute``:
+    nobody waited and the cache had room, so what is slow is the work itself.
+    """
+    counted = sum(outcomes.values())
+    if counted and outcomes.get("rejected", 0) >= REFUSED_SHARE * counted:
+        return "admission"
+    kv, preemptions = _known(server, "server_kv_use_peak"), _known(server, "server_preemptions")
+    waiting = _known(server, "server_waiting_mean")
+    if (preemptions or 0) > 0 or (kv or 0) >= KV_FULL:
+        return "kv"
+    if waiting is None or kv is None:
+        return "unknown"
+    return "slots" if waiting >= 1 else "compute"
+
+
+def _known(server: Mapping[str, float | None], name: str) -> float | None:
+    value = server.get(name)
+    return None if value is None or math.isnan(value) else value

@@ -278,8 +278,17 @@ class Search:
                 yield from self._again(Phase.SCOUT, n)
 
     def unfinished(self) -> bool:
-        """Whether the search would go on if it could: then what is proven is a lower bound."""
-        return any(True for steps in (self.ladder(), self.refine(), self.prove()) for _ in steps)
+        """Whether more measuring could still move the limit: then what is proven is a lower bound.
+
+        Ladder steps above a provable failure are not asked after: they cannot.
+        """
+        blocked = self.lowest_fail()
+        below = (
+            s
+            for s in self.ladder()
+            if s.phase is Phase.SCOUT and (blocked is None or s.loads[0].concurrency < blocked)
+        )
+        return any(True for steps in (below, self.refine(), self.prove()) for _ in steps)
 
     def refine(self) -> Iterator[StepSpec]:
         """The next bisecting scout, if any is wanted."""
@@ -460,6 +469,8 @@ def next_step(
     begun = max((ORDER[Phase(e.phase)] for e in evidence), default=0)
     floor = max(begun, ORDER[at_least] if at_least else 0)
     if problem.mode == "exact":
+        if floor > ORDER[Phase.SCOUT]:
+            return None
         return next((s for s in _exact(problem, evidence) if _fits(problem, s, evidence)), None)
     searches = [Search(problem, name, evidence) for name in problem.classes]
     if floor <= ORDER[Phase.SCOUT]:
@@ -532,11 +543,12 @@ def instances(problem: Problem) -> dict[str, int]:
 
     ``refine``: to close the widest gap of each ladder, twice where a latency knee is sought too, and
     one retry; ``prove``: each class's whole descent and one retry; ``shared``: 5 bisections of s, one
-    descent, one retry; ``anchor``: one a class and one retry.
+    descent, one retry; ``anchor``: one a class and one retry. In exact mode only two retries (of phase
+    ``grid``) remain for ``refine``.
     """
     names = list(problem.classes)
     if problem.mode == "exact":
-        return {"refine": len(ladder_steps(problem)), "prove": 0, "shared": 0, "anchor": 0}
+        return {"refine": 2, "prove": 0, "shared": 0, "anchor": 0}
     refine = prove = 0
     for name in names:
         search = Search(problem, name, [])
