@@ -30,6 +30,7 @@ import hashlib
 import heapq
 import inspect
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -45,8 +46,19 @@ from include.capacity.config import (
     StepBounds,
     Workload,
 )
-from include.capacity.results.schema import Facts, LoadFacts
-from include.capacity.results.spec import StepSpec
+from include.capacity.load.loop import (
+    FIRST_LOOK,
+    LOOK_GROWTH,
+    RAMP_PER_SLOT_S,
+    RAMP_S,
+    WARMUP_GROWTH,
+    WARMUP_LEAST,
+    checkpoints,
+    cut_index,
+    steady,
+)
+from include.capacity.results.schema import REQUEST_COLUMNS, Facts, LoadFacts
+from include.capacity.results.spec import Load, StepSpec
 from include.capacity.words import Outcome, State, StopReason
 
 INF = math.inf
@@ -131,6 +143,11 @@ class VirtualServer:
     traffic: Traffic
     traits: tuple[str, ...] = ()
     """Which of stalls, drift, correlated, mixed it has."""
+
+    @property
+    def tenants(self) -> dict[str, tuple[ServiceClass, Traffic]]:
+        """Class and traffic by name."""
+        return {self.class_name: (self.service_class, self.traffic)}
 
     @property
     def classes(self) -> dict[str, ServiceClass]:
@@ -469,68 +486,115 @@ class Loop:
 
 # --------------------------------------------------------------------------------- a step, as measured
 
+Decide = Callable[[str, list[dict[str, Any]], bool], State]
+
 
 def streams_of(server: VirtualServer, concurrency: int, rng: np.random.Generator) -> list[_Stream]:
-    """The traffic of a step at ``concurrency``."""
-    return [
-        _Stream(
-            server.traffic,
-            server.service_class.deadline_s,
-            server.service_class.workload.stream,
-            concurrency,
-            rng,
-        )
-    ]
+    """The traffic of a step of the server's one class."""
+    return [_stream(*server.tenants[server.class_name], concurrency, rng)]
 
 
-class Measured:
-    """Arrays over the requests of a loop from ``first`` on, as the client sees them (NaN: did not happen)."""
+def _stream(
+    service_class: ServiceClass, traffic: Traffic, concurrency: int, rng: np.random.Generator
+) -> _Stream:
+    return _Stream(traffic, service_class.deadline_s, service_class.workload.stream, concurrency, rng)
 
-    def __init__(self, loop: Loop, stream: int, first: int, rng: np.random.Generator) -> None:
-        self.loop = loop
-        self.stream = stream
-        self.ids: list[int] = []
-        self.done = 0
-        """So many of the first of ``ids`` have ended."""
-        self._next = first
-        self._rng = rng
+
+class Window:
+    """One load's window over a loop: the live load's rules (``load.loop``), in virtual time."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        stream: int,
+        load: Load,
+        spec: StepSpec,
+        common: dict[str, Any],
+        step_start_s: float,
+        rng: np.random.Generator,
+    ) -> None:
+        self.loop, self.stream, self.load, self.spec = loop, stream, load, spec
+        self.common, self.step_start_s, self.rng = common, step_start_s, rng
+        self.opened_s = loop.now
+        self.cut_s: float | None = None
+        self.stop: StopReason | None = None
+        self.counted = 0
+        self._ids: list[int] = []
+        self._starts: list[float] = []
+        self._next = len(loop.start)
+        self._ended = 0
+        self._sizes = checkpoints(load.requests, load.max_requests)
+        self._extendable = len(self._sizes) > 1
+        self._look = max(FIRST_LOOK, load.concurrency)
         self._rows: list[dict[str, Any]] = []
 
-    def update(self) -> None:
-        """Take in what the loop has done."""
-        loop, stream = self.loop, self.stream
+    def _update(self) -> None:
+        loop, ids = self.loop, self._ids
         for request in range(self._next, len(loop.start)):
-            if loop.stream[request] == stream:
-                self.ids.append(request)
+            if loop.stream[request] == self.stream:
+                ids.append(request)
+                self._starts.append(loop.start[request])
         self._next = len(loop.start)
-        ids, end, done = self.ids, loop.end, self.done
-        while done < len(ids) and end[ids[done]] is not None:
-            done += 1
-        self.done = done
+        while self._ended < len(ids) and loop.end[ids[self._ended]] is not None:
+            self._ended += 1
 
-    def started_by(self, at_s: float) -> int:
-        """How many of ``ids`` were started by then."""
-        return sum(self.loop.start[request] <= at_s for request in self.ids)
+    def poll(self, decide: Decide | None) -> None:
+        """Look at what happened; sets ``stop`` when the window is over."""
+        self._update()
+        spec, name, starts = self.spec, self.load.service_class, self._starts
+        cap_s = self.opened_s + spec.cap_s
+        if self.loop.crashed:
+            self._close(self._ended, self.loop.now, StopReason.SERVER_GONE)
+            return
+        while True:
+            cut = cut_index(starts, 0, self.opened_s, self._sizes[0], min(spec.min_window_s, spec.cap_s))
+            if cut is None or starts[cut] > cap_s or self._ended < cut:
+                break
+            if not self._extendable or decide is None:
+                self._close(cut, starts[cut], StopReason.ENOUGH)
+                return
+            if decide(name, self.rows(cut), True) is not State.INCONCLUSIVE:
+                self._close(cut, starts[cut], StopReason.DECIDED)
+                return
+            self._sizes = [size for size in self._sizes if size > cut]
+            if not self._sizes:
+                self._close(cut, starts[cut], StopReason.ENOUGH)
+                return
+        if (cut is None or starts[cut] > cap_s) and self.loop.now >= cap_s:
+            cut = bisect_left(starts, cap_s)
+            if self._ended >= cut:
+                self._close(cut, cap_s, StopReason.CAP)
+                return
+        if spec.early_stop and decide is not None and self._ended >= self._look:
+            if decide(name, self.rows(self._ended), False) is State.FAIL:
+                at_s = starts[self._ended] if self._ended < len(starts) else self.loop.now
+                self._close(self._ended, at_s, StopReason.EARLY_FAIL)
+                return
+            self._look = math.ceil(self._ended * LOOK_GROWTH)
 
-    def rows(self, n: int, common: dict[str, Any], step_start_s: float) -> list[dict[str, Any]]:
+    def _close(self, counted: int, cut_s: float, reason: StopReason) -> None:
+        self.counted, self.cut_s, self.stop = counted, cut_s, reason
+
+    def rows(self, n: int) -> list[dict[str, Any]]:
         """The first ``n`` as request rows, every one ended."""
         loop = self.loop
         deadline_s = loop.streams[self.stream].deadline_s
         streamed = loop.streams[self.stream].streamed
-        for request in self.ids[len(self._rows) : n]:
+        for request in self._ids[len(self._rows) : n]:
             start, first, end = loop.start[request], loop.first[request], loop.end[request]
             outcome = loop.outcome[request]
             assert end is not None
             assert outcome is not None
             completed = outcome is Outcome.COMPLETED
-            added = loop.mechanism.first_token_s * math.exp(self._rng.normal(0, 0.3))
+            added = loop.mechanism.first_token_s * math.exp(self.rng.normal(0, 0.3))
             ttft = first - start + added if first is not None and streamed else None
-            e2e = end - start + (added if completed else 0.0)
+            # The last token cannot overtake the first.
+            e2e = max(end - start, ttft or 0.0)
             self._rows.append(
                 {
-                    **common,
+                    **self.common,
                     "request_id": f"r{request}",
-                    "started_s": start - step_start_s,
+                    "started_s": start - self.step_start_s,
                     "paused_s": loop.paused[request],
                     "ttft_s": ttft,
                     "first_answer_s": ttft,
@@ -548,8 +612,23 @@ class Measured:
             )
         return self._rows[:n]
 
-
-Decide = Callable[[str, list[dict[str, Any]], bool], State]
+    def facts(self) -> LoadFacts:
+        """As the instrument would state them."""
+        assert self.cut_s is not None
+        window_s = self.cut_s - self.opened_s
+        n = self.load.concurrency
+        busy_s = sum(row["e2e_s"] for row in self._rows[: self.counted])
+        return LoadFacts(
+            service_class=self.load.service_class,
+            concurrency=n,
+            warmup_s=self.opened_s - self.step_start_s,
+            warmup_steady=True,
+            window_start_s=self.opened_s - self.step_start_s,
+            window_s=window_s,
+            inflight_mean=min(float(n), busy_s / window_s) if window_s > 0 else None,
+            inflight_peak=n,
+            stop_reason=self.stop.value if self.stop else None,
+        )
 
 
 @dataclass
@@ -589,9 +668,6 @@ class Bench:
         return result
 
 
-RAMP_S = 5.0
-
-
 def run_step(
     server: VirtualServer,
     spec: StepSpec,
@@ -601,95 +677,71 @@ def run_step(
     clock_s: float = 0.0,
     phase: float = 0.0,
 ) -> StepResult:
-    """Measure ``spec`` (one load) as the live load does.
+    """Measure ``spec`` with the live load's rules: ramp, warm-up until steady, window, checkpoints, cut.
 
-    Warm-up lasts until every slot has been used twice over (``2 N`` requests ended) or its cap. The window
-    stays open ``min_window_s`` at least. At a planned checkpoint (``requests``, doubling, up to
-    ``max_requests``) all of the first n requests have ended; in between only a failure proven at the early
-    look's level stops the step. At the cap the counted requests are those started before the first one that
-    has not ended.
+    ``decide`` judges running steps (``None``: every step runs to its size); ``clock_s`` and ``phase`` place
+    the step in the server's drift.
     """
     bounds = bounds or StepBounds()
-    (load,) = spec.loads
-    n = load.concurrency
+    in_flight = sum(load.concurrency for load in spec.loads)
     loop = Loop(
         server.mechanism,
-        streams_of(server, n, rng),
+        [_stream(*server.tenants[load.service_class], load.concurrency, rng) for load in spec.loads],
         rng,
         start_s=clock_s,
         phase=phase,
-        ramp_s=RAMP_S,
+        ramp_s=min(RAMP_S, RAMP_PER_SLOT_S * in_flight),
         pause_s=bounds.pause_after_refusal_s,
     )
-    loop.advance(clock_s + bounds.warmup_cap_s, 2 * n)
-    window_s = loop.now
-    measured = Measured(loop, 0, len(loop.start), rng)
-    common = {
-        "model": spec.model,
-        "service_class": load.service_class,
-        "workload": server.service_class.workload.name,
-        "phase": spec.phase.value,
-        "concurrency": n,
-        "repeat": spec.repeat,
-        "worker": 0,
-    }
-    checkpoint, look = load.requests, max(50, load.requests // 8)
-    open_until_s = window_s + spec.min_window_s
-    end_s = window_s + spec.cap_s
-    stop, count = StopReason.ENOUGH, 0
-    while True:
-        loop.advance(
-            min(end_s, open_until_s if loop.now < open_until_s else INF), loop.ended + max(8, n // 4)
-        )
-        measured.update()
-        if loop.crashed:
-            stop, count = StopReason.SERVER_GONE, measured.done
-            break
-        if loop.now >= open_until_s and open_until_s:
-            checkpoint, open_until_s = max(checkpoint, measured.started_by(open_until_s)), 0.0
-        if not open_until_s and measured.done >= checkpoint:
-            state = State.INCONCLUSIVE
-            if decide is not None:
-                state = decide(load.service_class, measured.rows(checkpoint, common, clock_s), True)
-            count = checkpoint
-            if state is not State.INCONCLUSIVE and load.max_requests > load.requests:
-                stop = StopReason.DECIDED
-                break
-            if checkpoint >= load.max_requests:
-                break
-            checkpoint = min(2 * checkpoint, load.max_requests)
-        elif decide is not None and spec.early_stop and measured.done >= look:
-            look = max(measured.done + 25, int(1.25 * measured.done))
-            if decide(load.service_class, measured.rows(measured.done, common, clock_s), False) is State.FAIL:
-                stop, count = StopReason.EARLY_FAIL, measured.done
-                break
-        if loop.now >= end_s:
-            stop, count = StopReason.CAP, measured.done
-            break
-    rows = measured.rows(count, common, clock_s)
-    last = loop.start[measured.ids[count - 1]] if count else window_s
-    in_flight = sum(row["e2e_s"] for row in rows) / max(last - window_s, 1e-9)
+    _warm_up(loop, in_flight, clock_s + bounds.warmup_cap_s)
+    windows = []
+    for stream, load in enumerate(spec.loads):
+        service_class, _ = server.tenants[load.service_class]
+        common = {
+            "model": spec.model,
+            "service_class": load.service_class,
+            "workload": service_class.workload.name,
+            "phase": spec.phase.value,
+            "concurrency": load.concurrency,
+            "repeat": spec.repeat,
+            "worker": 0,
+        }
+        windows.append(Window(loop, stream, load, spec, common, clock_s, rng))
+    while any(window.stop is None for window in windows):
+        loop.advance(loop.now + 2.0, loop.ended + max(5, in_flight // 8))
+        for window in windows:
+            if window.stop is None:
+                window.poll(decide)
+        if any(window.stop is StopReason.EARLY_FAIL for window in windows):
+            for window in windows:
+                if window.stop is None:
+                    window._close(window._ended, loop.now, StopReason.EARLY_FAIL)
+    rows = [row for window in windows for row in window.rows(window.counted)]
     facts = Facts(
         spec=spec.to_json(),
         run_id="benchmark",
         started_at=_utc(clock_s),
-        loads=[
-            LoadFacts(
-                service_class=load.service_class,
-                concurrency=n,
-                warmup_s=window_s - clock_s,
-                warmup_steady=True,
-                window_start_s=window_s - clock_s,
-                window_s=last - window_s,
-                inflight_mean=min(n, in_flight) if count else None,
-                inflight_peak=n,
-                stop_reason=stop.value,
-            )
-        ],
+        loads=[window.facts() for window in windows],
         error="the server died" if loop.crashed else None,
         server_crashed=loop.crashed,
     )
-    return StepResult(facts, pd.DataFrame(rows), len(loop.start), count, loop.now - clock_s)
+    table = pd.DataFrame(rows, columns=None if rows else list(REQUEST_COLUMNS))
+    return StepResult(facts, table, len(loop.start), len(rows), loop.now - clock_s)
+
+
+def _warm_up(loop: Loop, in_flight: int, until_s: float) -> None:
+    """Until every slot has turned over and residence and first tokens look steady, or ``until_s``."""
+    check = max(WARMUP_LEAST, 2 * in_flight)
+    while loop.now < until_s and not loop.crashed:
+        loop.advance(until_s, check)
+        if loop.ended < check:
+            return
+        closed = sorted((end, n) for n, end in enumerate(loop.end) if end is not None)
+        took = [end - loop.start[n] for end, n in closed]
+        first = [at - loop.start[n] for _, n in closed if (at := loop.first[n]) is not None]
+        if steady(took) and (len(first) < WARMUP_LEAST or steady(first)):
+            return
+        check = math.ceil(loop.ended * WARMUP_GROWTH)
 
 
 def _utc(clock_s: float) -> str:

@@ -1,7 +1,7 @@
 """The true limit of a virtual server, by brute force.
 
-At each concurrency tried the loop runs for at least 40,000 requests, and longer where stalls and drift need it
-(15 stalls, 3 periods), with one seed that no sweep uses. A concurrency holds if the share that completed is at
+At each concurrency tried the loop runs for at least 40,000 requests, longer where stalls and drift need it
+(15 stalls, 3 periods), with one seed no sweep uses. A concurrency holds if the share that completed is at
 least the floor of the class and the share that completed with the first token in time at least that of its
 objective. The true limit is the highest N that holds with all lower N holding: doubling until one fails,
 bisection to 1 (0.5 % above 200), then the neighbours below, from near to far; one that fails becomes the new
