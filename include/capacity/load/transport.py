@@ -36,7 +36,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import select
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -309,9 +311,12 @@ class SlotTransport(httpx.AsyncBaseTransport):
         except TimeoutError as error:
             raise httpx.ConnectTimeout(f"{where}: no connection within {timeout_s} s") from error
         except OSError as error:  # ssl.SSLError and socket.gaierror are OSErrors
-            if error.errno in OWN_LIMITS and not isinstance(error, ssl.SSLError):
-                raise OwnLimit(f"{where}: {error.strerror} on our side") from error
-            raise httpx.ConnectError(f"{where}: {error.strerror or error}") from error
+            if isinstance(error, ssl.SSLError | socket.gaierror) or error.errno is None:
+                raise httpx.ConnectError(f"{where}: {error.strerror or error}") from error
+            what = os.strerror(error.errno)
+            if error.errno in OWN_LIMITS:
+                raise OwnLimit(f"{where}: {what} on our side") from error
+            raise httpx.ConnectError(f"{where}: {what}") from error
         return connection
 
     def _tls(self) -> ssl.SSLContext:
