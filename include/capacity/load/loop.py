@@ -10,8 +10,9 @@ completion rate a measure of our own loop. So the slot waits ``Retry-After``, el
 **Warm-up** ends when the residence times (and the times to first token) look steady by MSER-5 (White,
 Cobb and Spratt, "A comparison of five steady-state truncation heuristics for simulation", Winter
 Simulation Conference 2000; used while data arrive as Hoad, Robinson and Davies, "Automating warm-up
-length estimation", J. Oper. Res. Soc. 61, 2010): see :func:`steady`. At least 2 N requests must have ended,
-so that every slot has turned over. A cap ends it anyway, and the step says it was not steady.
+length estimation", J. Oper. Res. Soc. 61, 2010), with a check on its blind spot: see :func:`steady`. At
+least 2 N requests must have ended, so that every slot has turned over. A cap ends it anyway, and the step
+says it was not steady.
 
 **Window.** It opens without a pause. A request counts if it started in ``[opening, cut)``. The cut is the
 start of the first request beyond the size wanted (and beyond the shortest window); the load is kept up,
@@ -63,6 +64,8 @@ WARMUP_GROWTH = 1.15
 MSER_BATCH = 5
 MSER_TAIL = 5
 """MSER never truncates into the last five batches: their variance is too uncertain."""
+HALVES_AGREE = 0.05
+HALVES_ERRORS = 2.0
 
 TICK_S = 0.02
 """Wall seconds between looks at the loop's state. Cuts follow from stamps, so this only delays them."""
@@ -144,7 +147,10 @@ def steady(series: Sequence[float]) -> bool:
     Means of batches of 5 (fewer while there are few values; always 10 batches or more). The truncation d
     minimises ``sum((y_i - mean)^2) / (k - d)^2`` over the batches left, which balances what is lost to
     noise against what is left of bias; d may not reach into the last five batches. Steady means that d
-    lies in the first half and is not the last one permitted (a series still moving puts it there).
+    lies in the first half and is not the last one permitted (a series still moving puts it there), and
+    that the two halves of what is left (of two thirds at least) agree, after Geweke ("Evaluating the
+    accuracy of sampling-based approaches", 1992): means within 5 %, or within two standard errors of their
+    difference. MSER alone sees neither a change in the last five batches nor a slow trend under noise.
     """
     n = len(series)
     if n < WARMUP_LEAST:
@@ -161,7 +167,12 @@ def steady(series: Sequence[float]) -> bool:
     statistic = np.round(spread / left**2 / max(float(np.mean(means**2)), 1e-300), 12)
     permitted = count - MSER_TAIL
     best = int(np.argmin(statistic[: permitted + 1]))
-    return best <= count / 2 and (best < permitted or best == 0)
+    if best > count / 2 or (best == permitted and best > 0):
+        return False
+    early, late = np.array_split(means[min(best, count // 3) :], 2)
+    difference = abs(float(late.mean() - early.mean()))
+    error = math.sqrt(early.var(ddof=1) / len(early) + late.var(ddof=1) / len(late))
+    return difference <= max(HALVES_AGREE * abs(float(late.mean())), HALVES_ERRORS * error)
 
 
 def pause_s(retry_after_s: float | None, usual_s: float, longest_s: float, rng: random.Random) -> float:
