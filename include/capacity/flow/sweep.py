@@ -19,7 +19,7 @@ import pandas as pd
 from include.capacity.config import Accelerator, Model, ServiceClass, StepBounds, validate
 from include.capacity.errors import DataError
 from include.capacity.limits.compute import compute_limits
-from include.capacity.limits.evidence import Evidence, decider, evidence_of
+from include.capacity.limits.evidence import ROWS_NEEDED, Evidence, decider, evidence_of
 from include.capacity.limits.identity import comparison_id, stack_id
 from include.capacity.limits.planner import Problem, next_step, problem_of
 from include.capacity.load.progress import Progress
@@ -170,7 +170,7 @@ def recompute_evidence(sweep: SweepDir, classes: Mapping[str, ServiceClass] | No
     judged = classes or classes_of(data)
     found: list[Evidence] = []
     for key, facts in sweep.all_facts().items():
-        found += evidence_of(facts, sweep.requests([key]), judged)
+        found += evidence_of(facts, sweep.requests([key], ROWS_NEEDED), judged)
     return found
 
 

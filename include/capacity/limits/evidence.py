@@ -30,11 +30,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.stats import t as student
 
 from include.capacity.config import ServiceClass
 from include.capacity.errors import ConfigError, DataError
-from include.capacity.limits.bounds import Rate, batch_size, rate
+from include.capacity.limits.bounds import Rate, batch_size, mean_half_width, rate
 from include.capacity.results.schema import Facts, LoadFacts
 from include.capacity.results.spec import StepSpec
 from include.capacity.words import UNRATED, Outcome, Phase, State, StopReason
@@ -269,6 +268,8 @@ NEEDED = (
     "output_tokens",
     "first_chunk_tokens",
 )
+ROWS_NEEDED = (*NEEDED, "service_class", "counted")
+"""Request columns that :func:`evidence_of` reads."""
 
 
 def _met(columns: Mapping[str, NDArray[Any]], service: ServiceClass) -> tuple[Bools, dict[str, Bools]]:
@@ -328,7 +329,7 @@ def _request_rate(evidence: Evidence, y: Bools, started: Floats) -> None:
     if (length <= 0).any():
         return
     rates = y[: batches * size].reshape(batches, size).sum(axis=1) / length
-    half = float(student.ppf(0.975, batches - 1) * rates.std(ddof=1) / math.sqrt(batches))
+    half = mean_half_width(rates)
     evidence.request_per_s_low = max(0.0, evidence.request_per_s - half)
     evidence.request_per_s_high = evidence.request_per_s + half
 

@@ -49,6 +49,20 @@ COUNTS = [
 ]
 """Columns that are 0, not unknown, where a step has no counted request."""
 
+NEEDED = (
+    "service_class",
+    "ttft_s",
+    "last_token_s",
+    "e2e_s",
+    "deadline_s",
+    "prompt_tokens",
+    "output_tokens",
+    "first_chunk_tokens",
+    "outcome",
+    "counted",
+)
+"""Request columns that the step table is derived from."""
+
 States = Mapping[tuple[str, str], tuple[str | None, float | None]]
 """(step key, service class) -> (state, effective requests)."""
 
@@ -59,7 +73,8 @@ def derive_steps(sweep: SweepDir, states: States | None = None) -> pd.DataFrame:
     The index holds each row's step key (twice for a step that ran two classes at once).
     ``states`` fills ``state`` and ``n_effective``; DataError if ``sweep.json`` lacks what is needed.
     """
-    return steps_table(sweep.read_json("sweep.json"), sweep.all_facts(), sweep.requests(), states)
+    requests = sweep.requests(columns=NEEDED)
+    return steps_table(sweep.read_json("sweep.json"), sweep.all_facts(), requests, states)
 
 
 def steps_table(
@@ -68,7 +83,7 @@ def steps_table(
     requests: pd.DataFrame,
     states: States | None = None,
 ) -> pd.DataFrame:
-    """As :func:`derive_steps`, from tables: ``requests`` has REQUEST_COLUMNS and ``step``."""
+    """As :func:`derive_steps`, from tables: ``requests`` has the columns NEEDED and ``step``."""
     if "model" not in sweep_json:
         raise DataError("sweep.json: key 'model' is missing")
     rows = [
