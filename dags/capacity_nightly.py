@@ -1,4 +1,4 @@
-"""Every night: find and publish the limits of all models in the fleet file."""
+"""An Airflow DAG. Every night: find and publish the limits of all models in the fleet file."""
 
 from include.capacity.config import load_fleet
 from include.capacity.flow.dags import capacity_dag

@@ -1,4 +1,4 @@
-"""On demand: sweep chosen models with chosen steps, from the UI's form."""
+"""An Airflow DAG. On demand: sweep chosen models with chosen steps, from the UI's form."""
 
 from include.capacity.config import load_fleet
 from include.capacity.flow.dags import capacity_dag

@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from include.capacity.config import load_fleet
 from include.capacity.limits.compute import limits_table
+
+from include.capacity.config import load_fleet
 from scripts.local_stack import ROOT, LocalStack
 
 DAG = "capacity_nightly"
@@ -79,7 +80,7 @@ def progress_line(stack: LocalStack, began: float, before: str) -> str:
             now = json.loads(file.read_text())
         except (FileNotFoundError, ValueError):
             continue  # the step ended, or the file is being replaced
-        lines.append(f"{now['model']} {now['step']}: {now['line']}")
+        lines.append(f"{now['model']} {now['line']}")
     line = f"[{clock(began)}] " + " | ".join(lines) if lines else ""
     if line and line != before:
         if sys.stdout.isatty():

@@ -114,9 +114,14 @@ class LocalStack:
         data.mkdir(exist_ok=True)
         self.spawn(
             "s3",
-            [sys.executable, "-m", "nanio", "serve", "--host", "127.0.0.1", "--data-dir", str(data)]
-            + ["--port", self.s3_url.rpartition(":")[2]],
-            env={"NANIO_ACCESS_KEY": self.access_key, "NANIO_SECRET_KEY": self.secret_key},
+            [sys.executable, "-m", "nanio", "serve"],
+            env={
+                "NANIO_HOST": "127.0.0.1",
+                "NANIO_PORT": self.s3_url.rpartition(":")[2],
+                "NANIO_DATA_DIR": str(data),
+                "NANIO_ACCESS_KEY": self.access_key,
+                "NANIO_SECRET_KEY": self.secret_key,
+            },
         )
         self.run("airflow", "db", "migrate")
         for part in ("api-server", "scheduler", "dag-processor"):
@@ -162,7 +167,12 @@ class LocalStack:
     def run(self, *command: str) -> None:
         """Run a command to its end; RuntimeError with its output if it fails."""
         done = subprocess.run(
-            [sys.executable, "-m", *command], env=self.env, cwd=ROOT, capture_output=True, text=True, check=False
+            [sys.executable, "-m", *command],
+            env=self.env,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
@@ -217,7 +227,9 @@ class LocalStack:
             region_name="us-east-1",
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
-            config=Config(signature_version="s3v4", s3={"addressing_style": "path"}, retries={"max_attempts": 1}),
+            config=Config(
+                signature_version="s3v4", s3={"addressing_style": "path"}, retries={"max_attempts": 1}
+            ),
         )
 
     def api(self, method: str, path: str, **arguments: Any) -> httpx.Response:

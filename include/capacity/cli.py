@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for noisy in ("httpx", "great_expectations"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
         return int(options.run(options))
     except CapacityError as error:
@@ -49,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m include.capacity", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m include.capacity", description=__doc__.partition("\n")[0]
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, run: Any, help: str) -> argparse.ArgumentParser:
@@ -69,12 +72,16 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--concurrency", required=True, type=_ladder, help="steps, such as 1,2,4")
     sub.add_argument("--out", required=True, type=Path, help="sweep directory to write")
     sub.add_argument("--config", type=Path, help="fleet file (default: the one shipped)")
-    sub.add_argument("--find", action="store_true", help="search for the limit and prove it (default: exactly the steps)")
+    sub.add_argument(
+        "--find", action="store_true", help="search for the limit and prove it (default: exactly the steps)"
+    )
     sub.add_argument("--repeats", type=int, default=1)
     sub.add_argument("--requests", type=int, help="proof size instead of the fleet file's")
     sub.add_argument("--seconds", type=float, help="shortest window instead of the fleet file's")
     sub.add_argument("--api-key-env", help="environment variable that holds the server's API key")
-    sub.add_argument("--accelerator", default="unknown", help="what the server runs on, such as H100-SXM-80GB")
+    sub.add_argument(
+        "--accelerator", default="unknown", help="what the server runs on, such as H100-SXM-80GB"
+    )
 
     sub = command("import", import_, "Read other tools' result files into a sweep directory.")
     sub.add_argument("files", nargs="+", type=Path)
@@ -124,7 +131,10 @@ def sweep(options: argparse.Namespace) -> int:
     bounds = fleet.steps
     if options.requests:
         bounds = bounds.model_copy(
-            update={"prove_requests": options.requests, "prove_requests_max": max(options.requests, bounds.prove_requests_max)}
+            update={
+                "prove_requests": options.requests,
+                "prove_requests_max": max(options.requests, bounds.prove_requests_max),
+            }
         )
     if options.seconds:
         bounds = bounds.model_copy(update={"min_window_s": options.seconds})
@@ -224,7 +234,9 @@ def check_config(options: argparse.Namespace) -> int:
     fleet = load_fleet(options.file)
     for name, model in fleet.models.items():
         for class_name, item in model.classes.items():
-            print(f"{name} {class_name}: {model.mode} {item.ladder} on {model.accelerator} ({model.server.kind})")
+            print(
+                f"{name} {class_name}: {model.mode} {item.ladder} on {model.accelerator} ({model.server.kind})"
+            )
     return OK
 
 
@@ -264,7 +276,9 @@ def _ladder(text: str) -> list[int]:
     try:
         numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected whole numbers separated by commas, found {text!r}") from None
+        raise argparse.ArgumentTypeError(
+            f"expected whole numbers separated by commas, found {text!r}"
+        ) from None
     if not numbers or numbers[0] < 1:
         raise argparse.ArgumentTypeError(f"expected concurrencies of at least 1, found {text!r}")
     return numbers

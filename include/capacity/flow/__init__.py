@@ -1,1 +1,1 @@
-"""Strings the stages together: for the command line (``cli``, ``sweep``) and for Airflow (``tasks``, ``dags``)."""
+"""Strings the stages together, for the command line (``sweep``) and for Airflow (``tasks``, ``dags``)."""

@@ -2,8 +2,8 @@
 
 One TaskGroup per model of the fleet file, built when the file is parsed::
 
-    plan ─▶ lease ─▶ start_server ─▶ ladder[..] ─▶ refine[..] ─▶ prove[..] ─▶ shared[..] ─▶ anchor[..] ─▶ stop_server
-                                                                                                      └▶ validate ─▶ limits ─▶ report
+    plan ─▶ lease ─▶ start_server ─▶ ladder[..] ─▶ refine[..] ─▶ prove[..] ─▶ anchor[..] ─▶ stop_server
+                                                                             └▶ validate ─▶ limits ─▶ report
 
 and for the run ``fleet_report ─▶ publish ─▶ check_run``. ``lease`` and ``start_server`` are setups and
 ``stop_server`` their teardown: the server is stopped whatever happens, and clearing one step brings
@@ -31,21 +31,18 @@ from airflow.sdk import (
 )
 from airflow.sdk.exceptions import AirflowSkipException
 
-from include.capacity.config import Fleet, slug
+from include.capacity.config import Fleet, Model, slug
 from include.capacity.words import Phase
 
+LIMITS = Asset("capacity_limits")
+"""Published limits; no URI, for an ``s3://`` one would import the AWS provider with every DAG file."""
 START = datetime(2025, 1, 1)
 STEP_TIMEOUT = timedelta(hours=2)
 LEASE_TIMEOUT = timedelta(hours=12)
 LEASE_POLL_S = float(os.environ.get("CAPACITY_LEASE_POLL_S", "30"))
 
-PHASES: dict[str, tuple[Phase, ...]] = {
-    "refine": (Phase.SCOUT,),
-    "prove": (Phase.PROVE,),
-    "shared": (Phase.SHARED,),
-    "anchor": (Phase.ANCHOR,),
-}
-"""Mapped tasks that ask the planner, and the phase each of them may measure."""
+PHASES = {"refine": Phase.SCOUT, "prove": Phase.PROVE, "shared": Phase.SHARED, "anchor": Phase.ANCHOR}
+"""Mapped tasks that ask the planner, and the phase that each of them measures."""
 
 
 def capacity_dag(
@@ -58,7 +55,9 @@ def capacity_dag(
     doc_md: str | None,
 ) -> DAG:
     """A DAG that sweeps the fleet: every night if ``scheduled``, else when triggered."""
-    schedule = CronTriggerTimetable(fleet.night.schedule, timezone=fleet.night.timezone) if scheduled else None
+    schedule = (
+        CronTriggerTimetable(fleet.night.schedule, timezone=fleet.night.timezone) if scheduled else None
+    )
     with DAG(
         dag_id,
         schedule=schedule,
@@ -73,27 +72,25 @@ def capacity_dag(
         default_args={"owner": "capacity", "retries": 0},
         render_template_as_native_obj=True,
     ) as dag:
-        ends = [_model_group(name) for name in fleet.models]
-        _fleet_tasks(fleet, ends)
+        ends = [_model_group(name, configured) for name, configured in fleet.models.items()]
+        _fleet_tasks(ends)
     return dag
 
 
-def _model_group(model: str) -> tuple[Any, Any]:
+def _model_group(model: str, configured: Model) -> tuple[Any, Any]:
     """One model's tasks; returns its last report task and its teardown."""
     with TaskGroup(slug(model), tooltip=f"Sweep of {model}"):
         planned = plan(model)
         held = lease(model).as_setup()
         server = start_server(model).as_setup()
-        ladder = step.override(task_id="ladder").partial(model=model).expand(spec=planned["ladder"])
-        measured = ladder
-        planned >> held >> server >> ladder
+        measured = step.override(task_id="ladder").partial(model=model).expand(spec=planned)
+        planned >> held >> server >> measured
         for name in PHASES:
-            following = (
-                next_step.override(task_id=name, trigger_rule=TriggerRule.ALL_DONE)
-                .partial(model=model, phase=name)
-                .expand(slot=planned[name])
-            )
-            measured >> following
+            if name == "shared" and not configured.shared:
+                continue
+            room = slots.override(task_id=f"{name}_slots")(model, name)
+            following = next_step.override(task_id=name).partial(model=model, phase=name).expand(slot=room)
+            measured >> room
             measured = following
         stopped = stop_server(model).as_teardown(setups=[held, server], on_failure_fail_dagrun=True)
         measured >> stopped
@@ -104,10 +101,9 @@ def _model_group(model: str) -> tuple[Any, Any]:
     return reported, stopped
 
 
-def _fleet_tasks(fleet: Fleet, ends: list[tuple[Any, Any]]) -> None:
+def _fleet_tasks(ends: list[tuple[Any, Any]]) -> None:
     """Tasks of the whole run; ``check_run`` is the only leaf and makes the run's colour true."""
-    asset = Asset(name="capacity_limits", uri=f"{fleet.publish.to.rstrip('/')}/latest/limits.json")
-    published = publish.override(outlets=[asset])()
+    published = publish.override(outlets=[LIMITS])()
     reported = fleet_report()
     [report for report, _ in ends] >> reported >> published
     [published, *(stop for _, stop in ends)] >> check_run()
@@ -126,7 +122,16 @@ def _run() -> Any:
         params=dict(context["params"]),
         conf=dict(run.conf or {}),
         scheduled_at=scheduled_at,
+        is_over=lambda holder: _is_over(holder, run.dag_id),
     )
+
+
+def _is_over(holder: str, dag_id: str) -> bool:
+    """Whether the run (``dag_id/run_id``, or a run of this DAG) has ended, or was deleted."""
+    other, _, run_id = holder.partition("/")
+    dag_id, run_id = (other, run_id) if run_id else (dag_id, holder)
+    ti: Any = get_current_context()["ti"]
+    return ti.get_dr_count(dag_id=dag_id, run_ids=[run_id], states=["queued", "running"]) == 0
 
 
 def _doing(work: Callable[[], Any]) -> Any:
@@ -139,8 +144,8 @@ def _doing(work: Callable[[], Any]) -> Any:
         raise AirflowSkipException(str(reason)) from None
 
 
-@task(multiple_outputs=True, execution_timeout=timedelta(minutes=10))
-def plan(model: str) -> dict[str, Any]:
+@task(execution_timeout=timedelta(minutes=10))
+def plan(model: str) -> list[dict[str, Any]]:
     """Validate the run's parameters and list the steps; skipped if the model is not selected."""
     from include.capacity.flow import tasks
 
@@ -176,7 +181,16 @@ def step(model: str, spec: dict[str, Any]) -> dict[str, Any]:
     return _doing(lambda: tasks.ladder_step(_run(), model, spec))
 
 
+@task(trigger_rule=TriggerRule.ALL_DONE, execution_timeout=timedelta(minutes=10))
+def slots(model: str, phase: str) -> list[int]:
+    """As many instances of the following task as the planner can need at most."""
+    from include.capacity.flow import tasks
+
+    return _doing(lambda: tasks.slots(_run(), model, phase))
+
+
 @task(
+    trigger_rule=TriggerRule.ALL_DONE,
     map_index_template="{{ label }}",
     max_active_tis_per_dagrun=1,
     execution_timeout=STEP_TIMEOUT,
@@ -237,7 +251,7 @@ def publish() -> dict[str, Any]:
     return tasks.publish(_run())
 
 
-@task(trigger_rule=TriggerRule.ALL_DONE)
+@task(trigger_rule=TriggerRule.ALL_DONE, execution_timeout=timedelta(minutes=10))
 def check_run() -> None:
     """Fail if any task failed, or if a class has no limit for a fault of ours."""
     from include.capacity.flow import tasks

@@ -1,21 +1,54 @@
-"""Progress of the step a task is measuring: lines in its log, and one small file others can watch.
+"""Progress of the step a task measures: lines in its log, and one small file that others can watch.
 
-The file is ``<state>/progress/<model>.json``; the demo and the status command read it.
+The file is ``<state>/progress/<model>.json`` and is gone when no step runs; the demo reads it.
 """
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from include.capacity.config import slug
-from include.capacity.results.spec import StepSpec
+from include.capacity.load.progress import LogProgress, Progress, Snapshot
 from include.capacity.servers.base import state_folder
+from include.capacity.servers.state import write_json
+
+FILE_EVERY_S = 1.0
 
 
-def progress_file(model: str) -> Path:
-    """Where the running step of a model is described while it runs."""
-    return state_folder() / "progress" / f"{slug(model)}.json"
+def progress_folder() -> Path:
+    """Where running steps are described while they run."""
+    return state_folder() / "progress"
+
+
+class TaskProgress:
+    """The log's lines, and the file."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._log = LogProgress()
+        self._file = progress_folder() / f"{slug(model)}.json"
+        self._next = 0.0
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._log.update(snapshot)
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + FILE_EVERY_S
+            write_json(self._file, {"model": self._model, "line": snapshot.line()})
+
+    def close(self) -> None:
+        self._log.close()
+        self._file.unlink(missing_ok=True)
+
+
+@contextmanager
+def task_progress(model: str) -> Iterator[Progress]:
+    """Progress of one step of a model; the file is removed however the step ends."""
+    progress = TaskProgress(model)
+    try:
+        yield progress
+    finally:
+        progress.close()

@@ -10,8 +10,10 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from include.capacity import servers
 from include.capacity.config import Fleet, Model, load_fleet, slug
 from include.capacity.errors import CapacityError, NoLimit, ServerError
 from include.capacity.flow import sweep as stages
@@ -22,8 +24,9 @@ from include.capacity.load.request import Target
 from include.capacity.results.spec import StepSpec
 from include.capacity.results.store import Store, open_store, safe_name
 from include.capacity.results.sweepdir import SweepDir
-from include.capacity.servers import Handle, base, start, stop, target_of
+from include.capacity.servers.base import RunIsOver, load
 from include.capacity.servers.lease import Lease
+from include.capacity.servers.state import servers_folder
 from include.capacity.words import EXPORTABLE, LimitStatus, Phase
 
 log = logging.getLogger(__name__)
@@ -49,6 +52,8 @@ class Run:
     selected: frozenset[str]
     scheduled_at: datetime | None
     store: Store
+    is_over: RunIsOver | None
+    """Tells whether another run has ended; None where nobody can tell."""
 
     @classmethod
     def of(
@@ -60,6 +65,7 @@ class Run:
         conf: Mapping[str, Any] | None = None,
         scheduled_at: datetime | None = None,
         s3: Callable[[], Any] | None = None,
+        is_over: RunIsOver | None = None,
     ) -> Run:
         """The run of these parameters; ConfigError if any is wrong or unknown."""
         fleet = load_fleet()
@@ -70,11 +76,14 @@ class Run:
             run_id=run_id,
             dag_id=dag_id,
             fleet=changed,
-            own_classes={key: model.model_dump(mode="json")["classes"] for key, model in fleet.models.items()},
+            own_classes={
+                key: model.model_dump(mode="json")["classes"] for key, model in fleet.models.items()
+            },
             promote=asked.promote,
             selected=frozenset(changed.models),
             scheduled_at=scheduled_at,
             store=open_store(changed.publish.to, s3 or (lambda: s3_client(connection))),
+            is_over=is_over,
         )
 
     def sweep(self, model: str) -> SweepDir:
@@ -106,10 +115,9 @@ def label(spec: Mapping[str, Any]) -> str:
 # -- before
 
 
-def plan(run: Run, model: str, now: datetime | None = None) -> dict[str, Any]:
-    """List the steps and open the sweep directory.
+def plan(run: Run, model: str, now: datetime | None = None) -> list[dict[str, Any]]:
+    """Open the sweep directory and list the asked-for steps (StepSpec as JSON), in order.
 
-    Returns ``{"ladder": [spec, ...], "refine": [0, 1, ...], "prove": [...], "shared": [...], "anchor": [...]}``.
     Raises NothingToDo for a model not selected and for a nightly run that is too late.
     """
     now = now or datetime.now(UTC)
@@ -124,7 +132,9 @@ def plan(run: Run, model: str, now: datetime | None = None) -> dict[str, Any]:
             )
     sweep = run.sweep(model)
     configured = run.model(model)
-    sweep.store.write(f"work/{safe_name(run.run_id)}/probe", b"")  # a wrong bucket shows before a server starts
+    sweep.store.write(
+        f"work/{safe_name(run.run_id)}/probe", b""
+    )  # a wrong bucket shows before a server starts
     if not sweep.exists("sweep.json"):
         stages.open_sweep(
             sweep,
@@ -138,8 +148,7 @@ def plan(run: Run, model: str, now: datetime | None = None) -> dict[str, Any]:
     problem = stages.problem(sweep)
     steps = ladder_steps(problem)
     log.info("%s: %d ladder steps: %s", model, len(steps), ", ".join(spec.label for spec in steps))
-    spares = {phase: list(range(count)) for phase, count in instances(problem).items()}
-    return {"ladder": [spec.to_json() for spec in steps], **spares}
+    return [spec.to_json() for spec in steps]
 
 
 def lease(run: Run, model: str) -> bool:
@@ -172,16 +181,20 @@ def ladder_step(run: Run, model: str, spec_json: Mapping[str, Any]) -> dict[str,
     return _measure(run, model, spec)
 
 
-def planned_step(
-    run: Run, model: str, phases: tuple[Phase, ...], label: Callable[[str], None]
-) -> dict[str, Any]:
+def slots(run: Run, model: str, phase: str) -> list[int]:
+    """Slots for the most steps the phase can need."""
+    sweep = run.sweep(model)
+    return list(range(instances(stages.problem(sweep), stages.evidence(sweep))[phase]))
+
+
+def planned_step(run: Run, model: str, phase: Phase, label: Callable[[str], None]) -> dict[str, Any]:
     """Measure what the planner asks for next, if it belongs to this task."""
     sweep = run.sweep(model)
-    spec = next_step(stages.problem(sweep), stages.evidence(sweep))
+    spec = next_step(stages.problem(sweep), stages.evidence(sweep), at_least=phase)
     if spec is None:
         raise NothingToDo("the planner has nothing more to measure")
-    if spec.phase not in phases:
-        raise NothingToDo(f"nothing more to {'/'.join(phases)}: next is {spec.label}")
+    if spec.phase is not phase:
+        raise NothingToDo(f"nothing more to {phase}: next is {spec.label}")
     label(spec.label)
     return _measure(run, model, spec)
 
@@ -189,24 +202,28 @@ def planned_step(
 def _measure(run: Run, model: str, spec: StepSpec) -> dict[str, Any]:
     sweep = run.sweep(model)
     target = _living_target(run, model)
-    with task_progress(model, spec) as progress:
+    with task_progress(model) as progress:
         try:
             found = stages.measure(sweep, spec, target, progress)
         except CapacityError as error:
             stages.record_problem(sweep, spec.label, error)
             raise
     for item in found:
-        log.info("%s: %s", spec.label, item.summary())
+        log.info(
+            "%s: %s at %d: %d of %d completed, %d with every objective met; %s",
+            *(spec.label, item.service_class, item.concurrency),
+            *(item.completed, item.attempted, item.met, item.state or item.why or item.error),
+        )
     return {"key": spec.key, "states": {item.service_class: item.state for item in found}}
 
 
 def _living_target(run: Run, model: str) -> Target:
     """Where to send requests; brings back a server that died in an earlier step."""
-    handle = base.load(_server_folder(run, model))
+    sweep = run.sweep(model)
+    handle = _handle(run, model)
     if handle is None:
         raise ServerError(f"{model}: no server is recorded for run {run.run_id}; clear start_server")
-    if handle.kind != "endpoint" and not base.alive(handle):
-        sweep = run.sweep(model)
+    if handle.kind != "endpoint" and not servers.alive(handle):
         data = sweep.read_json("sweep.json")
         restarts = data.get("restarts", 0)
         if restarts >= MAX_RESTARTS:
@@ -214,7 +231,7 @@ def _living_target(run: Run, model: str) -> Target:
         log.warning("%s: the server is gone (%s); starting it again", model, handle.describe())
         sweep.write_json("sweep.json", {**data, "restarts": restarts + 1})
         handle = _start(run, model)
-    return target_of(handle)
+    return servers.target_of(handle)
 
 
 # -- after
@@ -223,9 +240,9 @@ def _living_target(run: Run, model: str) -> Target:
 def stop_server(run: Run, model: str) -> None:
     """Stop the server if there is one, and give the accelerator back."""
     try:
-        handle = base.load(_server_folder(run, model))
+        handle = _handle(run, model)
         if handle is not None:
-            stop(handle)
+            servers.stop(handle)
     finally:
         _lease(run, model).release()
 
@@ -304,7 +321,11 @@ def check_run(run: Run, states: Mapping[str, Any]) -> None:
         if not sweep.exists("limits.json"):
             continue
         for item in sweep.read_json("limits.json")["limits"]:
-            if item["status"] in (LimitStatus.REJECTED, LimitStatus.NOT_MEASURED, LimitStatus.INSUFFICIENT_EVIDENCE):
+            if item["status"] in (
+                LimitStatus.REJECTED,
+                LimitStatus.NOT_MEASURED,
+                LimitStatus.INSUFFICIENT_EVIDENCE,
+            ):
                 problems.append(f"{model} {item['class']}: no limit ({item['status']}): {item['claim']}")
             elif item["status"] in EXPORTABLE:
                 log.info("%s %s: %s (%s)", model, item["class"], item["limit"], item["status"])
@@ -315,14 +336,26 @@ def check_run(run: Run, states: Mapping[str, Any]) -> None:
 # -- servers and leases
 
 
-def _start(run: Run, model: str) -> Handle:
-    owner = {"run_id": run.run_id, "dag_id": run.dag_id, "model": model}
-    return start(model, run.model(model), owner, _server_folder(run, model))
+def _owner(run: Run, model: str) -> servers.Owner:
+    return {"run_id": run.run_id, "dag_id": run.dag_id, "model": model}
 
 
-def _server_folder(run: Run, model: str) -> Any:
-    return base.state_folder() / "servers" / slug(run.model(model).accelerator) / slug(model)
+def _folder(run: Run, model: str) -> Path:
+    """Where the server's state file and log lie: per accelerator, for stale ones are found there."""
+    return servers_folder() / slug(run.fleet.models[model].accelerator) / slug(model)
+
+
+def _start(run: Run, model: str) -> servers.Handle:
+    return servers.start(
+        model, run.model(model), _owner(run, model), _folder(run, model), run_is_over=run.is_over
+    )
+
+
+def _handle(run: Run, model: str) -> servers.Handle | None:
+    """This run's server of the model, ready or half-started."""
+    return load(_folder(run, model), _owner(run, model))
 
 
 def _lease(run: Run, model: str) -> Lease:
-    return Lease(run.model(model).accelerator, holder=run.holder, model=model)
+    accelerator = run.fleet.models[model].accelerator
+    return Lease(accelerator, holder=run.holder, model=model, run_is_over=run.is_over)

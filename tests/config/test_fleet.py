@@ -1,0 +1,120 @@
+"""The fleet file: what is read, what is refused, and how errors name the place."""
+
+from __future__ import annotations
+
+import pytest
+
+from include.capacity.config import DEFAULT_FLEET, Fleet, load_fleet, parse_fleet
+from include.capacity.errors import ConfigError
+
+TEXT = DEFAULT_FLEET.read_text(encoding="utf-8")
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_fleet(text, "fleet.yaml")
+    return str(caught.value)
+
+
+def changed(old: str, new: str) -> str:
+    assert old in TEXT
+    return TEXT.replace(old, new)
+
+
+def test_shipped_fleet_writes_out_the_methods_defaults() -> None:
+    fleet = load_fleet()
+    interactive, batch = fleet.classes["interactive"], fleet.classes["batch"]
+    assert (interactive.deadline_s, interactive.completion_floor) == (60, 0.99)
+    assert interactive.ttft is not None
+    assert (interactive.ttft.at_most_s, interactive.ttft.share) == (1.0, 0.95)
+    assert (batch.deadline_s, batch.completion_floor, batch.ttft) == (120, 0.95, None)
+    lengths = interactive.workload.output_tokens
+    assert (lengths.median, lengths.sigma, lengths.at_least, lengths.at_most) == (200, 0.6, 16, 1024)
+    assert interactive.ladder == [1, 4, 8, 16, 32, 64, 128, 256, 512]
+    assert batch.ladder == [1, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+    assert (fleet.steps.prove_requests, fleet.steps.prove_requests_max) == (600, 3000)
+
+
+def test_model_inherits_classes_and_changes_parts() -> None:
+    fleet = load_fleet()
+    batch = fleet.models["steady"].classes["batch"]
+    assert batch.deadline_s == 15
+    assert batch.completion_floor == 0.95  # inherited
+    assert fleet.classes["batch"].deadline_s == 120  # the fleet's own stays
+
+
+def test_null_leaves_a_class_out() -> None:
+    line = "      batch: {deadline_s: 15, ladder: [16, 64, 128, 192]}"
+    fleet = parse_fleet(changed(line, "      batch: null"), "fleet.yaml")
+    assert list(fleet.models["steady"].classes) == ["interactive"]
+    assert list(fleet.models["sprinter"].classes) == ["interactive", "batch"]
+
+
+def test_every_problem_is_named_with_file_key_and_value() -> None:
+    text = changed("profile: steady", "profle: steady").replace("deadline_s: 60 ", "deadline_s: soon ")
+    message = refused(text)
+    assert "fleet.yaml: models.steady.server.profile: Field required" in message
+    assert (
+        "fleet.yaml: models.steady.server.profle: Extra inputs are not permitted, found 'steady'" in message
+    )
+    assert "fleet.yaml: classes.interactive.deadline_s: Input should be a valid number" in message
+    assert "found 'soon'" in message
+
+
+def test_unknown_accelerator_is_named() -> None:
+    text = changed(
+        "    accelerator: sim-0\n    classes:\n      interactive: {ladder: [8, 16, 32, 48]}",
+        "    accelerator: gpu-9\n    classes:\n      interactive: {ladder: [8, 16, 32, 48]}",
+    )
+    assert "models.steady.accelerator: 'gpu-9' is none of ['sim-0']" in refused(text)
+
+
+def test_unknown_class_of_a_model_is_named() -> None:
+    text = changed(
+        "      batch: {deadline_s: 15, ladder: [16, 64, 128, 192]}", "      bulk: {deadline_s: 15}"
+    )
+    assert "models.steady.classes: ['bulk'] are none of ['batch', 'interactive']" in refused(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("fleet: demo", "fleet: demo\nfleet: other", "key 'fleet' is given twice"),
+        ("fleet: demo", "fleet: !!python/object/apply:os.system [id]", "not valid YAML"),
+        ("fleet: demo", "fleet: &x demo\nmodels: *x", "aliases"),
+        ("fleet: demo", "fleet: ../../etc", "fleet: String should match pattern"),
+        ("ladder: [8, 16, 32, 48]", "ladder: [16, 8]", "expected concurrencies in ascending order"),
+        ("ladder: [8, 16, 32, 48]", "ladder: [0, 8]", "greater than or equal to 1"),
+        ("ladder: [8, 16, 32, 48]", "ladder: [8, 999999999999]", "less than or equal to 100000"),
+        ("ladder: [8, 16, 32, 48]", "ladder: []", "at least 1 item"),
+        ("to: s3://capacity/demo", "to: http://x/y", "publish.to: String should match pattern"),
+        ("at_most_s: 1.0", "at_most_s: 61", "objective of 61.0 s is beyond the deadline of 60.0 s"),
+        ("completion_floor: 0.99", "completion_floor: 1.5", "less than 1"),
+        ("completion_floor: 0.99", "completion_floor: .nan", "completion_floor"),
+        ("    ttft: {at_most_s: 1.0, share: 0.95}\n", "", "an interactive class needs a ttft objective"),
+        ('schedule: "0 1 * * *"', 'schedule: "0 1 * * *"\n  schedul: x', "night.schedul: Extra inputs"),
+    ],
+)
+def test_wrong_files_are_refused(old: str, new: str, said: str) -> None:
+    assert said in refused(changed(old, new))
+
+
+def test_missing_file_is_named(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
+        load_fleet(tmp_path / "nowhere.yaml")
+
+
+def test_a_list_is_no_fleet() -> None:
+    assert "expected a mapping at the top, found list" in refused("- 1\n")
+
+
+def test_environment_names_another_file(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "other.yaml"
+    file.write_text(changed("fleet: demo", "fleet: other"))
+    monkeypatch.setenv("CAPACITY_FLEET", str(file))
+    assert load_fleet().fleet == "other"
+
+
+def test_fleet_survives_its_own_json() -> None:
+    fleet = load_fleet()
+    assert Fleet.model_validate(fleet.model_dump(mode="json")) == fleet

@@ -1,0 +1,135 @@
+"""The DAGs as Airflow reads them: thin, documented, and shaped so that a server cannot leak."""
+
+from __future__ import annotations
+
+import pytest
+
+LOOK = """
+import json, sys
+from airflow.dag_processing.dagbag import DagBag
+bag = DagBag("dags")
+dags = {}
+for dag in bag.dags.values():
+    dags[dag.dag_id] = {
+        "owner": dag.owner, "tags": sorted(dag.tags), "doc": dag.doc_md, "description": dag.description,
+        "max_active_runs": dag.max_active_runs, "paused": dag.is_paused_upon_creation, "catchup": dag.catchup,
+        "schedule": type(dag.timetable).__name__, "params": sorted(dag.params),
+        "leaves": [task.task_id for task in dag.leaves],
+        "tasks": {
+            task.task_id: {
+                "up": sorted(task.upstream_task_ids), "setup": task.is_setup, "teardown": task.is_teardown,
+                "mapped": task.is_mapped, "retries": getattr(task, "retries", 0),
+                "at_once": task.max_active_tis_per_dagrun,
+                "limited": task.execution_timeout is not None or "lease" in task.task_id,
+                "fails_run": bool(getattr(task, "on_failure_fail_dagrun", False)),
+                "doc": task.python_callable.__doc__,
+            }
+            for task in dag.tasks
+        },
+    }
+print(json.dumps({"errors": bag.import_errors, "dags": dags}))
+"""
+IMPORTED = """
+import json, sys
+before = set(sys.modules)
+import airflow.sdk
+already = set(sys.modules)
+import importlib.util
+for name in ("capacity_nightly", "capacity_sweep"):
+    spec = importlib.util.spec_from_file_location(name, f"dags/{name}.py")
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+heavy = {"pandas", "numpy", "scipy", "matplotlib", "great_expectations", "boto3", "pyarrow", "httptools", "kneed"}
+print(json.dumps(sorted(heavy & (set(sys.modules) - already))))
+"""
+
+
+@pytest.fixture(scope="module")
+def bag(in_airflow):
+    return in_airflow(LOOK)
+
+
+def test_dags_import_without_an_error(bag) -> None:
+    assert bag["errors"] == {}
+    assert sorted(bag["dags"]) == ["capacity_nightly", "capacity_sweep"]
+
+
+def test_reading_a_dag_file_imports_nothing_heavy(in_airflow) -> None:
+    assert in_airflow(IMPORTED) == []
+
+
+def test_every_dag_has_owner_tags_and_a_run_book(bag) -> None:
+    for dag in bag["dags"].values():
+        assert dag["owner"] == "capacity"
+        assert "capacity" in dag["tags"]
+        assert dag["description"]
+        for part in ("What the tasks do", "What the colour means", "When it is red"):
+            assert part in dag["doc"]
+        assert all(task["doc"] for task in dag["tasks"].values())
+
+
+def test_nightly_is_off_until_enabled_and_never_catches_up(bag) -> None:
+    nightly, sweep = bag["dags"]["capacity_nightly"], bag["dags"]["capacity_sweep"]
+    assert nightly["paused"] is True
+    assert nightly["catchup"] is False
+    assert nightly["schedule"] == "CronTriggerTimetable"
+    assert sweep["schedule"] == "NullTimetable"
+    assert (nightly["max_active_runs"], sweep["max_active_runs"]) == (1, 1)
+
+
+def test_each_model_has_a_group_from_lease_to_report(bag) -> None:
+    tasks = bag["dags"]["capacity_nightly"]["tasks"]
+    for model in ("steady", "sprinter"):
+        assert tasks[f"{model}.lease"]["setup"]
+        assert tasks[f"{model}.start_server"]["setup"]
+        stop = tasks[f"{model}.stop_server"]
+        assert stop["teardown"]
+        assert stop["fails_run"]
+        assert {f"{model}.lease", f"{model}.start_server"} <= set(stop["up"])
+        for name in ("ladder", "refine", "prove", "anchor"):
+            step = tasks[f"{model}.{name}"]
+            assert step["mapped"]
+            assert step["at_once"] == 1  # never two steps on one accelerator
+            assert step["retries"] == 0  # a retry would break the order; steps retry inside
+        # Judging does not wait for the teardown, nor the teardown for judging.
+        assert tasks[f"{model}.validate"]["up"] == [f"{model}.anchor"]
+    assert not any("sprinter" in up for up in tasks["steady.plan"]["up"])
+
+
+def test_check_run_is_the_only_leaf_and_sees_every_end(bag) -> None:
+    for dag in bag["dags"].values():
+        assert dag["leaves"] == ["check_run"]
+        assert set(dag["tasks"]["check_run"]["up"]) == {
+            "publish",
+            "steady.stop_server",
+            "sprinter.stop_server",
+        }
+
+
+def test_every_task_ends_by_itself(bag) -> None:
+    for dag in bag["dags"].values():
+        unlimited = [name for name, task in dag["tasks"].items() if not task["limited"]]
+        assert unlimited == []
+
+
+def test_form_offers_what_a_sweep_can_be_asked(bag) -> None:
+    assert bag["dags"]["capacity_sweep"]["params"] == [
+        "classes",
+        "completion_floor",
+        "concurrency",
+        "deadline_s",
+        "mode",
+        "models",
+        "promote",
+        "publish_to",
+        "repeats",
+        "requests_per_step",
+        "seconds_per_step",
+        "ttft_objective_s",
+    ]
+    assert bag["dags"]["capacity_nightly"]["params"] == ["promote"]
+
+
+def test_form_and_parameters_name_the_same_fields(bag) -> None:
+    from include.capacity.flow.params import SweepParams
+
+    assert set(bag["dags"]["capacity_sweep"]["params"]) == set(SweepParams.model_fields)
