@@ -78,20 +78,11 @@ def test_a_server_that_dies_early_fails_at_once_with_its_last_words(
     assert servers.load(folder) is None
 
 
-@pytest.mark.parametrize(
-    ("args", "stage", "seen"),
-    [
-        (("--health", "503"), "waiting for /health", "still loading"),
-        (("--completion", "500"), "waiting for a completion at /v1/chat/completions", "no completion today"),
-    ],
-)
 def test_a_server_that_never_gets_ready_is_given_up_with_the_stage(
-    folder: Path, fake_model: MakeModel, args: tuple[str, ...], stage: str, seen: str
+    folder: Path, fake_model: MakeModel
 ) -> None:
-    with pytest.raises(ServerError, match=r"fake: not ready after 2 s") as caught:
-        servers.start("fake", fake_model(*args, start_timeout_s=2), OWNER, folder)
-    assert stage in str(caught.value)
-    assert seen in str(caught.value)
+    with pytest.raises(ServerError, match=r"fake: not ready after 1 s: waiting for /health") as caught:
+        servers.start("fake", fake_model("--health", "503", start_timeout_s=1), OWNER, folder)
     assert "last lines of" in str(caught.value)
     assert servers.load(folder) is None
 

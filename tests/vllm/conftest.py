@@ -134,7 +134,8 @@ def _measure(seen: Seen) -> None:
     while (spec := stages.next_step(asked, stages.evidence(seen.sweep))) is not None:
         began = time.monotonic()
         found = stages.measure(seen.sweep, spec, target)
-        _say(f"{spec.label}: {time.monotonic() - began:.0f} s: {'; '.join(item.summary() for item in found)}")
+        states = ", ".join(f"{item.state} ({item.completed} of {item.attempted})" for item in found)
+        _say(f"{spec.label}: {time.monotonic() - began:.0f} s, {states}")
 
 
 def _is_vllm_of(process: psutil.Process, folder: Path) -> bool:
