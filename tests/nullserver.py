@@ -97,6 +97,8 @@ class Plan:
     """Break off with ``close``, ``reset``, ``stall``, ``inside_chunk`` or ``error`` after ``fault_after``."""
     fault_after: int = 0
     """Chunks with tokens before the fault; -1: before the head."""
+    hold: bool = False
+    """Wait for ``NullServer.release`` before anything else; times count from then."""
     refuse_above: int | None = None
     """Answer 503 at once to requests that would make more than this open."""
     pieces: Script | None = None
@@ -171,6 +173,9 @@ class Record:
     end: str | None = None
     """``answered``, ``client_left``, or the act that ended it."""
     body: dict[str, Any] = field(default_factory=dict)
+    """Only with ``keep_requests``, like the headers."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """By their names in lower case."""
 
 
 class NullServer:
@@ -183,7 +188,7 @@ class NullServer:
         host: str = "127.0.0.1",
         port: int = 0,
         tls: ssl.SSLContext | None = None,
-        keep_bodies: bool = False,
+        keep_requests: bool = False,
     ) -> None:
         self.plan = plan or Plan()
         self.queue: deque[Plan] = deque()
@@ -195,9 +200,10 @@ class NullServer:
         self.port = port
         self._host = host
         self._tls = tls
-        self._keep_bodies = keep_bodies
+        self._keep_requests = keep_requests
         self._connections: set[_Connection] = set()
         self._heap: list[tuple[float, int, _Serving]] = []
+        self._held: list[_Serving] = []
         self._sequence = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -309,6 +315,10 @@ class NullServer:
         self._busy_area = 0.0
         self._busy_since = now()
 
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
     def _count(self, change: int) -> None:
         at = now()
         self._busy_area += self.open * (at - self._busy_since)
@@ -318,12 +328,14 @@ class NullServer:
 
     # serving
 
-    def begin(self, connection: _Connection, path: str, request_id: str, body: dict[str, Any]) -> None:
+    def begin(
+        self, connection: _Connection, path: str, headers: dict[str, str], body: dict[str, Any]
+    ) -> None:
         plan = self._plan_for(body)
         self._count(+1)
-        record = Record(
-            request_id, path, connection.number, now(), self.open, body=body if self._keep_bodies else {}
-        )
+        record = Record(headers.get("x-request-id", ""), path, connection.number, now(), self.open)
+        if self._keep_requests:
+            record.body, record.headers = body, headers
         self.records.append(record)
         if plan.refuse_above is not None and self.open > plan.refuse_above:
             plan = Plan(status=503)
@@ -334,9 +346,20 @@ class NullServer:
             chat=path.endswith("/chat/completions"),
             stream=bool(body.get("stream")),
         )
-        serving = _Serving(connection, script, record, plan)
+        serving = _Serving(connection, script, record, plan, record.accepted_at)
         connection.serving = serving
-        self._carry_on(serving)
+        self._notify()
+        if plan.hold:
+            self._held.append(serving)
+        else:
+            self._carry_on(serving)
+
+    def release(self) -> None:
+        """Let the requests go on whose plan has ``hold``."""
+        held, self._held = self._held, []
+        for serving in held:
+            serving.start_at = now()
+            self._carry_on(serving)
 
     def end(self, serving: _Serving, how: str) -> None:
         if serving.record.ended_at is None:
@@ -344,8 +367,7 @@ class NullServer:
             serving.record.end = how
             serving.connection.serving = None
             self._count(-1)
-            with self._changed:
-                self._changed.notify_all()
+            self._notify()
 
     def _plan_for(self, body: dict[str, Any]) -> Plan:
         asked = body.get("null_plan")
@@ -357,7 +379,7 @@ class NullServer:
         """Do what is due, and come back for the next when it is."""
         script, record, transport = serving.script, serving.record, serving.connection.transport
         while serving.at < len(script):
-            due = record.accepted_at + script[serving.at][0]
+            due = serving.start_at + script[serving.at][0]
             if due > now():
                 self._sequence += 1
                 heapq.heappush(self._heap, (due, self._sequence, serving))
@@ -404,6 +426,7 @@ class _Serving:
     script: Script
     record: Record
     plan: Plan
+    start_at: float
     at: int = 0
 
 
@@ -415,7 +438,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._body: list[bytes] = []
-        self._request_id = ""
+        self._headers: dict[str, str] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -423,13 +446,13 @@ class _Connection(asyncio.Protocol):
         self.server.connections_made += 1
         self.number = self.server.connections_made
         self.server._connections.add(self)
+        self.server._notify()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server._connections.discard(self)
         if self.serving is not None:
             self.server.end(self.serving, "client_left")
-        with self.server._changed:
-            self.server._changed.notify_all()
+        self.server._notify()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -441,18 +464,17 @@ class _Connection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"x-request-id":
-            self._request_id = value.decode("latin-1")
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_body(self, body: bytes) -> None:
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        path, body, request_id = self._url.decode("latin-1"), b"".join(self._body), self._request_id
-        self._url, self._body, self._request_id = b"", [], ""
+        path, body, headers = self._url.decode("latin-1"), b"".join(self._body), self._headers
+        self._url, self._body, self._headers = b"", [], {}
         method = self._parser.get_method()
         if method == b"POST" and path.endswith("completions"):
-            self.server.begin(self, path, request_id, json.loads(body) if body else {})
+            self.server.begin(self, path, headers, json.loads(body) if body else {})
             return
         self.transport.write(self._other(method, path, body))
 

@@ -242,6 +242,41 @@ def test_completions_endpoint() -> None:
     assert server.records[0].path == "/v1/completions"
 
 
+def test_what_is_sent() -> None:
+    async def work() -> None:
+        sender = Sender(Target(server.url, "null", api_key="secret"), "chat", 1)
+        await sender.send(prepared(request_id="r-7", max_tokens=2), 0, 20.0)
+        await sender.aclose()
+
+    with NullServer(keep_requests=True) as server:
+        run(work())
+        (record,) = server.records
+        assert record.body == {"stream": True, "max_tokens": 2}
+        assert record.headers["authorization"] == "Bearer secret"
+        assert record.headers["content-type"] == "application/json"
+        assert record.headers["host"] == f"127.0.0.1:{server.port}"
+        assert record.headers["accept-encoding"] == "identity"
+        assert record.request_id.startswith("r-7-")
+
+
+@pytest.mark.parametrize("n", [1, 64, 256, 1000])
+def test_the_server_sees_as_many_requests_as_there_are_slots(n: int) -> None:
+    async def work() -> list[Answer]:
+        sender = Sender(Target(server.url, "null"), "chat", n)
+        assert await sender.connect() == n
+        tasks = [asyncio.create_task(sender.send(prepared(), slot, 60.0)) for slot in range(n)]
+        assert await asyncio.to_thread(server.wait_for, lambda: server.open == n, 60.0)
+        server.in_loop(server.release)
+        answers = await asyncio.gather(*tasks)
+        await sender.aclose()
+        return answers
+
+    with NullServer(Plan(tokens=2, hold=True)) as server:
+        answers = run(work())
+        assert [answer.outcome for answer in answers] == [Outcome.COMPLETED] * n
+        assert (server.peak, server.connections_made, len(server.records)) == (n, n, n)
+
+
 @pytest.mark.parametrize("base", ["", "/", "/v1", "/v1/"])
 def test_a_base_url_with_or_without_v1(base: str) -> None:
     with NullServer(Plan(tokens=1)) as server:

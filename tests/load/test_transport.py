@@ -376,6 +376,27 @@ def test_each_slot_has_its_own_connection(server: NullServer) -> None:
     assert used[4] == used[5] == used[0]
 
 
+def test_the_request_is_on_the_wire_when_its_time_is_stamped(server: NullServer, loop: str) -> None:
+    """Not at the end of the event loop's turn: other tasks' work would count as the server's."""
+
+    async def block() -> bool:
+        # In the same turn as the write, and the loop does nothing else until the server has the request.
+        return server.wait_for(lambda: len(server.records) == 1)
+
+    async def work() -> bool:
+        transport = SlotTransport()
+        async with httpx.AsyncClient(transport=transport, trust_env=False) as http:
+            await transport.connect(httpx.URL(server.url), 1)
+            request = http.build_request("POST", server.url + URL, json={}, extensions={"slot": 0})
+            sending = asyncio.create_task(transport.handle_async_request(request))
+            arrived = await asyncio.create_task(block())
+            response = await sending
+            await response.aread()
+            return arrived
+
+    assert run(work(), loop)
+
+
 def test_connecting_to_nobody_is_told_by_the_count() -> None:
     async def work() -> int:
         return await SlotTransport().connect(httpx.URL(f"http://127.0.0.1:{refusing_port()}"), 2)

@@ -41,6 +41,7 @@ import datetime
 import email.utils
 import json
 import logging
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -150,6 +151,9 @@ class Sender:
         if target.api_key is not None:
             headers["Authorization"] = f"Bearer {target.api_key}"
         self._headers = list(headers.items())
+        # For the server's log. A server may refuse a name that is in use, and a step that is run again
+        # has the request names of its first run: so each sender adds a part of its own.
+        self._tag = secrets.token_hex(4)
         # httpx logs a line for every request at INFO, which is the level Airflow's tasks log at.
         logging.getLogger("httpx").setLevel(logging.WARNING)
 
@@ -169,7 +173,7 @@ class Sender:
         request = httpx.Request(
             "POST",
             self._url,
-            headers=[*self._headers, ("X-Request-Id", prepared.request_id)],
+            headers=[*self._headers, ("X-Request-Id", f"{prepared.request_id}-{self._tag}")],
             content=prepared.body,
             extensions={
                 "slot": slot,
@@ -483,7 +487,9 @@ class Reading:
     def _late(self, answer: Answer, limit_at: float) -> None:
         """The deadline has the last word: times decide, not which of two timers fired first."""
         if answer.first_token_at is not None and answer.first_token_at > limit_at:
-            answer.first_token_at = answer.first_answer_at = answer.last_token_at = None
+            answer.first_token_at = answer.last_token_at = None
+        if answer.first_answer_at is not None and answer.first_answer_at > limit_at:
+            answer.first_answer_at = None
         waiting = self._asked_stream and answer.streamed is not False and answer.first_token_at is None
         answer.outcome = Outcome.FIRST_TOKEN_TIMEOUT if waiting else Outcome.DEADLINE_EXCEEDED
         what = "no token" if waiting else "not ended"

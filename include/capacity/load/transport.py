@@ -434,7 +434,8 @@ class _Connection(asyncio.Protocol):
     def fit(self) -> bool:
         """Whether another request may be sent: open, and nothing (no close either) waits to be read."""
         assert self._poll is not None
-        return self._usable and not self._poll.poll(0)
+        assert self._transport is not None
+        return self._usable and not self._transport.is_closing() and not self._poll.poll(0)
 
     def send(self, message: bytes, exchange: Exchange, method: str, deadline_s: float | None) -> None:
         assert self._transport is not None
