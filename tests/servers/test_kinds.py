@@ -112,6 +112,16 @@ def test_only_servers_of_runs_that_are_over_are_reaped(folder: Path, fake_model:
     servers.stop(going_on)
 
 
+def test_a_server_of_another_machine_is_listed_and_left_to_it(folder: Path, fake_model: MakeModel) -> None:
+    handle = servers.start("fake", fake_model(), OWNER, folder)
+    path = Path(str(handle.state))
+    path.write_text(path.read_text().replace(f'"host": "{handle.host}"', '"host": "another-machine"'))
+    assert [item.to_json()["host"] for item in reap.find(lambda run: True, folder)] == ["another-machine"]
+    assert reap.reap(lambda run: True, folder, folder / "leases") == []
+    assert servers.alive(handle)
+    servers.stop(handle)
+
+
 def test_a_broken_state_file_is_reported_and_keeps_nobody_from_being_stopped(
     folder: Path, fake_model: MakeModel, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -377,10 +377,8 @@ def _spawn(command: list[str], env: dict[str, str], handle: Handle) -> subproces
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        except OSError as error:
-            raise ServerError(
-                f"{handle.model}: {command[0]!r} cannot be started: {error.strerror}"
-            ) from error
+        except (OSError, ValueError) as error:  # ValueError: a zero byte
+            raise ServerError(f"{handle.model}: {command[0]!r} cannot be started: {error}") from error
     _popen[handle.server_id] = child
     handle.pid = child.pid
     try:

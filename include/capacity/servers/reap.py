@@ -25,7 +25,8 @@ class Found:
     processes: int | None
     """How many run; ``None`` on another machine and for endpoints."""
     stale: str | None
-    """Why it may be stopped; ``None``: its run goes on, as far as anybody can tell."""
+    """Why it may be stopped; ``None``: its run goes on as far as anybody can tell, or it is another
+    machine's to stop."""
 
     def to_json(self) -> dict[str, Any]:
         """What a person or a script wants to know."""
@@ -53,9 +54,9 @@ def find(run_is_over: RunIsOver | None = None, folder: Path | None = None) -> li
     found = []
     for state in read_states(folder or servers_folder(), "**/"):
         handle = state.handle
-        here = bool(handle.host) and handle.host == this_host()
-        processes = len(members(handle)) if here else None
-        stale = why_stale(state, None, None, run_is_over)
+        elsewhere = bool(handle.host) and handle.host != this_host()
+        processes = len(members(handle)) if handle.host and not elsewhere else None
+        stale = None if elsewhere else why_stale(state, None, None, run_is_over)
         if processes == 0 and stale is None and not alive(handle):
             stale = "none of its processes is left"
         found.append(Found(state=state, processes=processes, stale=stale))
