@@ -1,7 +1,10 @@
 """What a request says and what an answer looks like, in bytes shaped as vLLM's.
 
-**Tokens.** One token is one word, as white space separates words; a chat message costs four more
-(:data:`MESSAGE_TOKENS`), as a chat template's markers do. ``/tokenize`` and ``usage`` agree.
+**Tokens.** A token ends at every blank (space, tab, newline) and at the end of the text, white space
+around it aside; so text with single blanks has one token a word. A chat message costs four more
+(:data:`MESSAGE_TOKENS`), as a chat template's markers do. ``/tokenize`` and ``usage`` agree. Counting
+and finding the blocks of a prompt must be cheap: a few hundred prompts of thousands of words may
+arrive in one wall second.
 
 **Streams.** The role chunk comes with the first token, then a chunk for every ``stream_interval``
 tokens, ``finish_reason`` on the last; a usage chunk with no choices if asked for; ``[DONE]``. With
@@ -14,6 +17,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from include.capacity.simulator.engine import BLOCK_TOKENS
 
@@ -84,7 +89,8 @@ def check_model(data: dict[str, Any], served: str) -> None:
 
 def read_generation(data: dict[str, Any], chat: bool, max_model_len: int, prefix_caching: bool) -> Asked:
     """A chat or completions request, checked as vLLM would; RequestError names the parameter."""
-    count, words = count_tokens(data, chat)
+    prompt = read_prompt(data, chat)
+    count = prompt.tokens
     if _number(data, "n", 1) != 1:
         raise bad_request("n other than 1 is not simulated", "n")
     if count >= max_model_len:
@@ -121,34 +127,63 @@ def read_generation(data: dict[str, Any], chat: bool, max_model_len: int, prefix
         include_usage=include_usage,
         continuous_usage=include_usage and bool(options and options.get("continuous_usage_stats")),
         prompt_tokens=count,
-        blocks=_blocks(words) if prefix_caching else (),
+        blocks=prompt.blocks() if prefix_caching else (),
         max_tokens=asked,
         min_tokens=min_tokens,
         ignore_eos=data.get("ignore_eos") is True,
     )
 
 
-def count_tokens(data: dict[str, Any], chat: bool) -> tuple[int, list[Any]]:
-    """Tokens of the messages or the prompt, and the words (or ids) among them, in order."""
+class Prompt:
+    """The text (or the ids) of a request, counted."""
+
+    __slots__ = ("_ends", "_ids", "_text", "tokens")
+
+    def __init__(self, text: bytes = b"", ids: list[int] | None = None) -> None:
+        self._text = text
+        self._ids = ids
+        blanks = np.flatnonzero(np.frombuffer(text, np.uint8) <= ord(" "))
+        self._ends = np.append(blanks, len(text))
+        """Where every token ends."""
+        self.tokens = len(ids) if ids is not None else len(self._ends)
+
+    def blocks(self) -> tuple[int, ...]:
+        """A chained identity for every whole block of 16 tokens: equal only if all before it are equal."""
+        block = 0
+        found = []
+        if self._ids is not None:
+            for at in range(BLOCK_TOKENS, len(self._ids) + 1, BLOCK_TOKENS):
+                block = hash((block, *self._ids[at - BLOCK_TOKENS : at]))
+                found.append(block)
+            return tuple(found)
+        start = 0
+        for end in self._ends[BLOCK_TOKENS - 1 :: BLOCK_TOKENS].tolist():
+            block = hash((block, self._text[start:end]))
+            found.append(block)
+            start = end
+        return tuple(found)
+
+
+def read_prompt(data: dict[str, Any], chat: bool) -> Prompt:
+    """The prompt of a completions request, or a chat's messages with their markers."""
     if not chat:
         prompt = data.get("prompt")
         if isinstance(prompt, str):
-            words: list[Any] = list(prompt.split())
-        elif isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-            words = prompt
-        else:
-            raise bad_request("prompt must be a string or a list of token ids", "prompt")
-        return max(1, len(words)), words
+            return Prompt(prompt.strip().encode())  # an empty prompt is one token, as a BOS is
+        if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+            return Prompt(ids=prompt)
+        raise bad_request("prompt must be a string or a list of token ids", "prompt")
     messages = data.get("messages")
     if not isinstance(messages, list) or not messages:
         raise bad_request("messages must be a list with at least one message", "messages")
-    words = []
+    parts = []
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise bad_request("each message must be an object with a role", "messages")
-        words.extend((message["role"],) * MESSAGE_TOKENS)
-        words.extend(_content(message.get("content")).split())
-    return len(words), words
+        parts.append("\n".join((*[message["role"].replace(" ", "_")] * MESSAGE_TOKENS, "")))
+        if content := _content(message.get("content")).strip():
+            parts.append(content + "\n")
+    return Prompt("".join(parts)[:-1].encode())
 
 
 def _content(content: object) -> str:
@@ -163,16 +198,6 @@ def _content(content: object) -> str:
         if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
             return " ".join(texts)  # type: ignore[arg-type]  # all checked to be str
     raise bad_request("message content must be text", "messages")
-
-
-def _blocks(words: list[Any]) -> tuple[int, ...]:
-    """A chained identity for every whole block of 16 tokens: equal only if all before it are equal."""
-    found = []
-    block = 0
-    for at in range(0, len(words) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-        block = hash((block, tuple(words[at : at + BLOCK_TOKENS])))
-        found.append(block)
-    return tuple(found)
 
 
 def _number(data: dict[str, Any], key: str, default: Any) -> Any:

@@ -319,7 +319,7 @@ class Engine:
         return freed
 
     def _cached_tokens(self, sequence: Sequence) -> int:
-        """Leading tokens already in the prefix cache; at least one token is always computed."""
+        """Leading tokens already in the prefix cache, in whole blocks; at least one token is computed."""
         if not self.profile.prefix_caching:
             return 0
         found = 0
@@ -327,7 +327,7 @@ class Engine:
             if block not in self._cache:
                 break
             found += 1
-        return min(found * BLOCK_TOKENS, sequence.prompt_tokens - 1)
+        return min(found, (sequence.prompt_tokens - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
 
     def _remember(self, sequence: Sequence) -> None:
         """Put a computed prompt's blocks in the prefix cache, as the most recently used."""

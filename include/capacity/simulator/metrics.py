@@ -3,9 +3,10 @@
 Rendered by hand: a scrape takes about 0.1 ms instead of several, and on a clock 20 times as fast as
 life a scrape's milliseconds are tenths of a second of everybody's first token.
 
-What vLLM does not have is called ``sim:``: ``sim:behind_seconds`` is how late the server handed over
-iterations that had ended (largest of the last wall second, in server seconds; the timer's own grain
-is about a wall millisecond), ``sim:behind_seconds_max`` the same since the start.
+What vLLM does not have is called ``sim:``. ``sim:behind_seconds`` is how late the server handed over
+iterations that had ended, in server seconds: what 95 % of those of the last whole wall second stayed
+below. A single hiccup of the machine is not "behind"; the largest since the start is
+``sim:behind_seconds_max``. The timer's own grain is about a wall millisecond.
 """
 
 from __future__ import annotations
