@@ -2,7 +2,7 @@
 
 A small discrete-event model of a continuous-batching server (slots, a queue with or without a bound,
 tokens that come slower the more requests run) produces request rows; the step table is derived from
-them by the product's own code, limits and quality are written as the limits and quality stages do.
+them, and the limits computed, by the product's own code; the planner decides what is measured.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import pandas as pd
 import pyarrow as pa
 
 from include.capacity.config import load_fleet
-from include.capacity.report.data import binomial_bounds
+from include.capacity.limits.compute import compute_limits
+from include.capacity.limits.evidence import Evidence, evidence_of
+from include.capacity.limits.planner import next_step, problem_of
 from include.capacity.results.schema import METRIC_SCHEMA, Facts, LoadFacts, request_table
-from include.capacity.results.spec import Load, StepSpec
+from include.capacity.results.spec import StepSpec
 from include.capacity.results.steps import derive_steps
 from include.capacity.results.store import Store
 from include.capacity.results.sweepdir import SweepDir
-from include.capacity.words import Phase
 
 
 @dataclass(frozen=True)
@@ -129,146 +130,60 @@ def make_sweep(
     *,
     simulated: bool = True,
     run_id: str = "nightly-2026-11-30",
-    limits: dict[str, int] | None = None,
-    stack: dict[str, Any] | None = None,
     ladders: dict[str, list[int]] | None = None,
-    quality: bool = True,
+    mode: str = "find",
+    repeats: int = 1,
+    changes: dict[str, Any] | None = None,
 ) -> SweepDir:
-    """Write a whole sweep and return it. ``limits`` gives the proven concurrency of each class."""
+    """Write a whole sweep, planned by the product's planner, and return it.
+
+    ``changes`` overrides keys of ``sweep.json``.
+    """
     fleet = load_fleet()
-    classes = {name: fleet.classes[name] for name in (ladders or LADDERS)}
-    limits = limits or (
-        {"interactive": 22, "batch": 88} if machine is STEADY else {"interactive": 11, "batch": 11}
-    )
-    sweep = SweepDir(store, prefix)
-    sweep.write_json(
-        "sweep.json",
-        {
-            "schema": 1,
-            "run_id": run_id,
-            "attempt": 1,
-            "model": model,
-            "served_name": f"sim/{model}-8b",
-            "series": "",
-            "source": "measured",
-            "simulated": simulated,
-            "clock_scale": 20.0 if simulated else 1.0,
-            "accelerator": {"name": "sim-0", "kind": "simulated", "count": 1},
-            "stack": stack
-            or {"engine": "simulator", "version": "0.1", "profile": model, "max_num_seqs": machine.slots},
-            "stack_id": f"st-{model}",
-            "comparison_ids": {name: f"cmp-{model}-{name}" for name in classes},
-            "classes": {name: rule.model_dump(mode="json") for name, rule in classes.items()},
-            "bounds": fleet.steps.model_dump(mode="json"),
-            "mode": "find",
-            "repeats": 1,
-            "shared": False,
-            "created_at": "2026-11-30T01:00:00+00:00",
-            "versions": {"python": "3.11.9", "httpx": "0.28.1"},
-            "seed": 7,
-        },
-    )
-    clock = 0.0
-    for name, rule in classes.items():
-        ladder = (ladders or LADDERS)[name]
-        plan = [
-            (Phase.BASELINE if at == 1 else Phase.SCOUT, at, 30 if at == 1 else max(100, 3 * at))
-            for at in ladder
-        ]
-        plan.append((Phase.PROVE, limits[name], max(600, 10 * limits[name])))
-        for phase, concurrency, requests in plan:
-            clock += 1
-            _step(sweep, model, machine, name, rule, phase, concurrency, requests, clock, simulated, run_id)
-    states = {}
-    for key, facts in sweep.all_facts().items():
-        for load in facts.loads:
-            proved = str(facts.spec["phase"]) == "prove"
-            states[(key, load.service_class)] = ("pass" if proved else None, None)
-    steps = derive_steps(sweep, states)
-    steps["n_effective"] = steps["attempted"].astype(float)
-    sweep.write_steps(steps)
-    sweep.write_json("limits.json", limits_json(model, classes, steps, limits))
-    if quality:
-        sweep.write_json("quality.json", quality_json(steps))
-    return sweep
-
-
-def limits_json(
-    model: str, classes: dict[str, Any], steps: pd.DataFrame, limits: dict[str, int]
-) -> dict[str, Any]:
-    """``limits.json`` as the limits stage writes it."""
-    entries, saturation = [], []
-    for name, rule in classes.items():
-        mine = steps[(steps["service_class"] == name) & (steps["phase"] != "baseline")]
-        proof = mine[mine["phase"] == "prove"].iloc[0]
-        above = sorted(at for at in mine["concurrency"] if at > limits[name])
-        n, y, z = int(proof["attempted"]), int(proof["completed"]), int(proof["objective_met"])
-        y_low, y_high = binomial_bounds(y, n)
-        z_low, z_high = binomial_bounds(z, n)
-        limit = limits[name]
-        first_fail = above[0] if above else None
-        claim = (
-            f"With at most {limit} in flight, this stack and workload, alone on the server: at least "
-            f"{rule.completion_floor:.0%} completed within {rule.deadline_s:g} s (n {n:,}, effective {n:,}, "
-            f"one-sided 95 %, {proof['window_s']:.0f} s measured, one server start)."
-            + (f" First failing: {first_fail}." if first_fail else "")
-        )
-        entries.append(
-            {
-                "model": model,
-                "series": "",
-                "class": name,
-                "limit": limit,
-                "status": "proven" if first_fail else "lower_bound",
-                "measured": "alone",
-                "bound_by": "ttft objective" if name == "interactive" else "completion",
-                "bracket": [limit, first_fail],
-                "operating_range": [8, limit] if name == "batch" else None,
-                "confidence": 0.95,
-                "deadline_s": rule.deadline_s,
-                "claim": claim,
-                "evidence": {
-                    "requests": n,
-                    "effective_requests": n,
-                    "window_s": float(proof["window_s"]),
-                    "repeats": 1,
-                    "completion": {
-                        "rate": y / n,
-                        "lower": y_low,
-                        "upper": y_high,
-                        "floor": rule.completion_floor,
-                    },
-                    "objective": {"rate": z / n, "lower": z_low, "upper": z_high, "floor": 0.95},
-                },
-                "knees": _knees(name, mine, limit, first_fail),
-            }
-        )
-        top = mine.loc[mine["total_tok_per_s"].idxmax()]
-        saturation.append(
-            {
-                "model": model,
-                "series": "",
-                "class": name,
-                "concurrency_at_peak": int(top["concurrency"]),
-                "peak_total_tok_per_s": float(top["total_tok_per_s"]),
-                "e2e_p99_at_peak_s": None if math.isnan(top["e2e_p99_s"]) else float(top["e2e_p99_s"]),
-                "total_tok_per_s_min": float(mine["total_tok_per_s"].min()),
-                "total_tok_per_s_max": float(mine["total_tok_per_s"].max()),
-                "throughput_knee": entries[-1]["knees"]["throughput"]["concurrency"],
-                "status": "measured",
-            }
-        )
-    return {"limits": entries, "saturation": saturation}
-
-
-def _knees(name: str, mine: pd.DataFrame, limit: int, first_fail: int | None) -> dict[str, Any]:
-    rates = mine.groupby("concurrency")["output_tok_per_s"].mean()
-    knees: dict[str, Any] = {
-        "throughput": {"concurrency": int(rates[rates >= 0.95 * rates.max()].index.min())}
+    classes = {
+        name: fleet.classes[name].model_copy(update={"ladder": ladder})
+        for name, ladder in (ladders or LADDERS).items()
     }
-    if name == "interactive" and first_fail:
-        knees["latency"] = {"bracket": [limit, first_fail]}
-    return knees
+    sweep = SweepDir(store, prefix)
+    about = {
+        "schema": 1,
+        "run_id": run_id,
+        "attempt": 1,
+        "model": model,
+        "served_name": f"sim/{model}-8b",
+        "series": "",
+        "source": "measured",
+        "simulated": simulated,
+        "clock_scale": 20.0 if simulated else 1.0,
+        "accelerator": {"name": "sim-0", "kind": "simulated", "count": 1},
+        "stack": {"engine": "simulator", "version": "0.1", "profile": model, "max_num_seqs": machine.slots},
+        "stack_id": f"st-{model}",
+        "comparison_ids": {name: f"cmp-{model}-{name}" for name in classes},
+        "classes": {name: rule.model_dump(mode="json") for name, rule in classes.items()},
+        "bounds": fleet.steps.model_dump(mode="json"),
+        "mode": mode,
+        "repeats": repeats,
+        "shared": False,
+        "created_at": "2026-11-30T01:00:00+00:00",
+        "versions": {"python": "3.11.9", "httpx": "0.28.1"},
+        "seed": 7,
+        **(changes or {}),
+    }
+    sweep.write_json("sweep.json", about)
+    problem = problem_of(about)
+    evidence: list[Evidence] = []
+    states = {}
+    while (spec := next_step(problem, evidence)) is not None:
+        facts, rows = _step(sweep, spec, machine, classes, len(evidence), simulated, run_id)
+        for found in evidence_of(facts, rows, classes):
+            evidence.append(found)
+            states[found.key, found.service_class] = (found.state, found.n_effective_y)
+    steps = derive_steps(sweep, states)
+    sweep.write_steps(steps)
+    quality = quality_json(steps)
+    sweep.write_json("quality.json", quality)
+    sweep.write_json("limits.json", compute_limits(about, evidence, sweep.steps(), quality))
+    return sweep
 
 
 def quality_json(steps: pd.DataFrame) -> dict[str, Any]:
@@ -311,39 +226,34 @@ def quality_json(steps: pd.DataFrame) -> dict[str, Any]:
 
 def _step(
     sweep: SweepDir,
-    model: str,
+    spec: StepSpec,
     machine: Machine,
-    name: str,
-    rule: Any,
-    phase: Phase,
-    concurrency: int,
-    requests: int,
-    clock: float,
+    classes: dict[str, Any],
+    number: int,
     simulated: bool,
     run_id: str,
-) -> None:
-    rows = run_closed_loop(machine, rule, concurrency, requests, seed=int(clock) * 1000 + concurrency)
+) -> tuple[Facts, pd.DataFrame]:
+    (load,) = spec.loads
+    name, rule, concurrency = load.service_class, classes[load.service_class], load.concurrency
+    rows = run_closed_loop(machine, rule, concurrency, load.requests, seed=number * 1000 + concurrency)
     for row in rows:
         row.update(
-            model=model,
+            model=spec.model,
             service_class=name,
             workload=rule.workload.name,
-            phase=str(phase),
+            phase=str(spec.phase),
             concurrency=concurrency,
-            repeat=1,
+            repeat=spec.repeat,
         )
     window_s = rows[-1]["started_s"] - WARMUP_S
     running = min(concurrency, machine.slots)
-    waiting = max(0, concurrency - machine.slots) if machine.queue is None else 0
-    spec = StepSpec(
-        model=model,
-        phase=phase,
-        loads=(Load(service_class=name, concurrency=concurrency, requests=requests, max_requests=requests),),
-    )
+    waiting = max(0, concurrency - machine.slots)
+    if machine.queue is not None:
+        waiting = min(waiting, machine.queue)
     facts = Facts(
         spec=spec.to_json(),
         run_id=run_id,
-        started_at=f"2026-11-30T01:{int(clock):02d}:00+00:00",
+        started_at=f"2026-11-30T{1 + number // 60:02d}:{number % 60:02d}:00+00:00",
         loads=[
             LoadFacts(
                 service_class=name,
@@ -384,7 +294,9 @@ def _step(
         ],
         schema=METRIC_SCHEMA,
     )
-    sweep.write_step(spec.key, facts, request_table(rows), metrics)
+    table = request_table(rows)
+    sweep.write_step(spec.key, facts, table, metrics)
+    return facts, table.to_pandas()
 
 
 def _length(rng: random.Random, lengths: Any) -> int:

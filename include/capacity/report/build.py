@@ -40,11 +40,13 @@ from include.capacity.report.words import (
     OUTCOME_WORDS,
     STATUS_MEANING,
     UNKNOWN,
+    bound_words,
     join,
     number,
     percent,
     rate,
     seconds,
+    server_bound_words,
     spaced,
     status_words,
 )
@@ -267,10 +269,14 @@ def limit_card(entry: Mapping[str, Any]) -> dict[str, Any]:
     low, high = bracket_of(entry.get("bracket"))
     facts = [
         ("bound by", bound_words(entry)),
-        ("last pass, first fail", f"{number(low)}, {number(high)}" if low is not None else ""),
+        ("in the server", server_bound_words(entry)),
+        ("last pass", number(low) if low is not None else ""),
+        ("first not passing", number(high) if high is not None else ""),
         ("deadline", seconds(entry.get("deadline_s")) if known(entry.get("deadline_s")) else ""),
         ("operating range", range_words(entry.get("operating_range"))),
-        ("measured", text(entry.get("measured"))),
+        ("measured", measured_words(entry)),
+        ("why no more", text(entry.get("reason")) if exportable(entry) else ""),
+        ("remarks", " ".join(map(str, entry.get("flags") or []))),
     ]
     status = text(entry.get("status"))
     return {
@@ -283,14 +289,10 @@ def limit_card(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def bound_words(entry: Mapping[str, Any]) -> str:
-    """What bound a limit, in words."""
-    found = entry.get("bound_by")
-    if isinstance(found, Mapping):
-        return ", ".join(f"{spaced(key)}: {spaced(value)}" for key, value in found.items() if text(value))
-    if isinstance(found, list | tuple):
-        return join([spaced(value) for value in found])
-    return spaced(found)
+def measured_words(entry: Mapping[str, Any]) -> str:
+    """``alone``, or with what else in flight."""
+    beside = [f"{number(n)} {name}" for name, n in (entry.get("beside") or {}).items()]
+    return text(entry.get("measured")) + (f", beside {join(beside)} in flight" if beside else "")
 
 
 def range_words(entry: Any) -> str:
@@ -308,7 +310,7 @@ def limits_table(models: Sequence[ModelData]) -> Table:
             "class",
             "limit",
             "status",
-            "first failing",
+            "first not passing",
             "n",
             "completed requests/s",
             "TTFT p95",
@@ -332,7 +334,7 @@ def limits_table(models: Sequence[ModelData]) -> Table:
                 rate(row.get("request_per_s")),
                 seconds(row.get("ttft_p95_s")),
                 seconds(row.get("e2e_p95_s")),
-                bound_words(entry) or UNKNOWN,
+                bound_words(entry, short=True) or UNKNOWN,
                 seconds(entry.get("deadline_s")),
             )
     return table
@@ -373,7 +375,6 @@ def sure_table(models: Sequence[ModelData]) -> Table:
             if not exportable(entry):
                 continue
             proof = proof_of(data, entry)
-            rule = data.rule(text(entry.get("class")))
             table.add(
                 data.name,
                 title_of(text(entry.get("class")), text(entry.get("series"))),
@@ -382,11 +383,11 @@ def sure_table(models: Sequence[ModelData]) -> Table:
                 number(proof["n_effective"]),
                 percent(proof["y"]),
                 percent(proof["y_lower"]),
-                percent(rule.get("completion_floor")),
+                percent(proof["floor"]),
                 percent(proof["z"]),
                 percent(proof["z_lower"]),
-                percent(max(known((rule.get(k) or {}).get("share")) or 0 for k in OBJECTIVES) or None),
-                seconds(proof["window_s"]),
+                percent(proof["share"]),
+                seconds(proof["seconds"]),
                 number(proof["repeats"]),
             )
     return table
@@ -396,25 +397,21 @@ OBJECTIVES = ("ttft", "tpot", "e2e")
 
 
 def proof_of(data: ModelData, entry: Mapping[str, Any]) -> dict[str, float | None]:
-    """n, rates, lower bounds and seconds behind a limit: from its entry, else from the step table."""
+    """n, rates, lower bounds and seconds behind a limit."""
     evidence = entry.get("evidence") or {}
     row = at_limit(data, entry)
-    n = known(row.get("attempted"))
-
-    def either(key: str, column: str) -> float | None:
-        value = known(evidence.get(key))
-        return value if value is not None else known(row.get(column))
-
-    objective_met = known(row.get("objective_met"))
+    n, met = known(evidence.get("n")), known(evidence.get("objective_met"))
     return {
-        "n": either("requests", "attempted"),
-        "n_effective": either("effective_requests", "n_effective"),
-        "y": known(row.get("completion")),
-        "y_lower": known(row.get("y_lower")),
-        "z": objective_met / n if n and objective_met is not None else None,
-        "z_lower": known(row.get("z_lower")),
-        "window_s": either("window_s", "window_s"),
-        "repeats": either("repeats", "repeats"),
+        "n": n if n is not None else known(row.get("attempted")),
+        "n_effective": known(evidence.get("n_effective")),
+        "y": known(evidence.get("completion_rate")),
+        "y_lower": known(evidence.get("completion_lower")),
+        "floor": known(evidence.get("completion_floor")),
+        "z": met / n if n and met is not None else None,
+        "z_lower": known(evidence.get("objective_lower")),
+        "share": known(evidence.get("objective_share")),
+        "seconds": known(evidence.get("seconds")),
+        "repeats": known(evidence.get("repeats")),
     }
 
 
@@ -425,7 +422,7 @@ def sure_notes(models: Sequence[ModelData]) -> list[str]:
         window
         for data in models
         for entry in data.limits
-        if exportable(entry) and (window := proof_of(data, entry)["window_s"])
+        if exportable(entry) and (window := proof_of(data, entry)["seconds"])
     ]
     if windows:
         found.append(
@@ -453,7 +450,15 @@ def bound_groups(data: ModelData) -> list[dict[str, Any]]:
         entry = data.limit(name, series)
         sentences = []
         if entry and bound_words(entry):
-            sentences.append(f"Bound by: {bound_words(entry)}.")
+            sentences.append(f"Bound by {bound_words(entry)}.")
+        if entry and server_bound_words(entry):
+            sentences.append(f"In the server's own terms: {server_bound_words(entry)}.")
+        estimate = known(entry.get("best_estimate")) if entry else None
+        if estimate is not None:
+            sentences.append(
+                f"Best estimate of where it fails: {rate(estimate)}. It is above the truth half the time, "
+                "so nothing exports it."
+            )
         sentences += model_sentences(data, name, series)
         groups.append({"title": title_of(name, series), "sentences": sentences})
     return groups
@@ -471,16 +476,18 @@ def trust(data: ModelData) -> dict[str, Any]:
         sentence = NOT_CHECKED
     else:
         sentence = (
-            f"Of {number(len(steps))} steps {number((steps['verdict'] == 'ok').sum())} passed every check, "
-            f"{number(flagged)} carry a finding and {number(rejected)} were rejected."
+            f"Of {number(len(steps))} steps: {number((steps['verdict'] == 'ok').sum())} passed every check, "
+            f"{number(flagged)} with a finding, {number(rejected)} rejected."
         )
     notes = [text(finding.get("reason")) for finding in (quality or {}).get("findings") or []]
     if unused:
-        notes.append(f"{number(unused)} steps are on no curve and in no limit; they are struck out below.")
+        notes.append(
+            f"On no curve and in no limit: {number(unused)} of the steps; they are struck out below."
+        )
     steady = steps["warmup_steady"].dropna()
     short = int((steady.map(str).str.lower() == "false").sum())
     if short:
-        notes.append(f"{number(short)} steps were not steady when their warm-up reached its cap.")
+        notes.append(f"Not steady when the warm-up reached its cap: {number(short)} of the steps.")
     reached = (steps["inflight_mean"] / steps["concurrency"]).dropna()
     if len(reached):
         low = reached.idxmin()
@@ -660,7 +667,7 @@ def saturation_table(data: ModelData) -> Table:
             seconds(entry.get("e2e_p99_at_peak_s")),
             rate(entry.get("total_tok_per_s_min")),
             rate(entry.get("total_tok_per_s_max")),
-            number(entry.get("throughput_knee")),
+            number((entry.get("throughput_knee") or {}).get("concurrency")),
             spaced(entry.get("status")) or UNKNOWN,
         )
     return table

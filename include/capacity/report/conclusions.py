@@ -11,7 +11,7 @@ waste           At some step at least 2 % of the tokens generated belong to requ
 first failures  The lowest measured concurrency above the limit at which an objective is missed by point
                 estimate, and how: which failures, or how late the first token came.
 more raw throughput, lower limit
-                Same class and workload, same accelerator, both limits proven and measured alone; the raw
+                Same class and workload, same accelerator, both limits usable and measured alone; the raw
                 peak at least 5 % higher, and the brackets of the two limits apart.
 which model     Completed requests per second measured at the limit, among proven limits on one
                 accelerator.
@@ -33,16 +33,16 @@ HIGHER_PEAK = 1.05
 WASTE = 0.02
 
 FAILURE_CLAUSES = {
-    Outcome.REJECTED: "it sheds {share} at {at} ({n})",
-    Outcome.SERVER_ERROR: "{share} end in a server error at {at} ({n})",
-    Outcome.CONNECT_FAILED: "{share} get no connection at {at} ({n})",
-    Outcome.CONNECTION_LOST: "{share} lose their connection at {at} ({n})",
-    Outcome.FIRST_TOKEN_TIMEOUT: "{share} get no first token within {deadline} at {at} ({n})",
-    Outcome.DEADLINE_EXCEEDED: "{share} are not done within {deadline} at {at} ({n})",
-    Outcome.TRUNCATED: "{share} of the answers break off at {at} ({n})",
-    Outcome.STREAM_ERROR: "{share} end with an error in the stream at {at} ({n})",
-    Outcome.MALFORMED: "{share} of the answers are malformed at {at} ({n})",
-    Outcome.EMPTY: "{share} of the answers are empty at {at} ({n})",
+    Outcome.REJECTED: "it sheds {share}",
+    Outcome.SERVER_ERROR: "{share} end in a server error",
+    Outcome.CONNECT_FAILED: "{share} get no connection",
+    Outcome.CONNECTION_LOST: "{share} lose their connection",
+    Outcome.FIRST_TOKEN_TIMEOUT: "{share} get no first token within {deadline}",
+    Outcome.DEADLINE_EXCEEDED: "{share} are not done within {deadline}",
+    Outcome.TRUNCATED: "{share} of the answers break off",
+    Outcome.STREAM_ERROR: "{share} end with an error in the stream",
+    Outcome.MALFORMED: "{share} of the answers are malformed",
+    Outcome.EMPTY: "{share} of the answers are empty",
 }
 
 
@@ -123,9 +123,9 @@ def failure_clause(data: ModelData, service_class: str, series: str, at: int) ->
     row = curve.loc[at]
     floor, completion = known(rule.get("completion_floor")), known(row["completion"])
     if floor is not None and completion is not None and completion < floor:
-        clauses = _failure_kinds(row, at, known(rule.get("deadline_s")) or known(row["deadline_s"]))
+        clauses = _failure_kinds(row, known(rule.get("deadline_s")) or known(row["deadline_s"]))
         if clauses:
-            return join(clauses)
+            return f"{join(clauses)} at {number(at)} ({count(row['attempted'])})"
     for latency, name in (("ttft", "first token"), ("tpot", "time per token"), ("e2e", "whole answer")):
         objective = rule.get(latency) or {}
         at_most, share = known(objective.get("at_most_s")), known(objective.get("share"))
@@ -303,9 +303,13 @@ def actions(data: ModelData) -> list[str]:
             if entry.get("measured") != "shared":
                 alone.append(name)
         if status == LimitStatus.LOWER_BOUND:
+            _, above = bracket_of(entry.get("bracket"))
             found.append(
-                f"{who}: nothing failed up to {number(entry['limit'])}; extend the ladder (or the budget) "
-                "to find where it does."
+                f"{who}: this is a lower bound; give the search more time to settle what lies between "
+                f"{number(entry['limit'])} and {number(above)}."
+                if above is not None
+                else f"{who}: nothing failed up to {number(entry['limit'])}; extend the ladder (or the "
+                "budget) to find where it does."
             )
         elif status == LimitStatus.NO_PASSING_STEP:
             found.append(
@@ -329,7 +333,7 @@ def actions(data: ModelData) -> list[str]:
 # -- parts
 
 
-def _failure_kinds(row: Frame, at: int, deadline_s: float | None) -> list[str]:
+def _failure_kinds(row: Frame, deadline_s: float | None) -> list[str]:
     """The kinds that make up at least a tenth of the failures, most frequent first."""
     attempted = known(row["attempted"]) or 0
     kinds = {kind: known(row[kind]) or 0 for kind in FAILURES}
@@ -340,8 +344,6 @@ def _failure_kinds(row: Frame, at: int, deadline_s: float | None) -> list[str]:
     return [
         FAILURE_CLAUSES[Outcome(kind)].format(
             share=percent(kinds[kind] / attempted),
-            at=number(at),
-            n=count(attempted),
             deadline=seconds(deadline_s) if deadline_s else "the deadline",
         )
         for kind in ranked
@@ -349,7 +351,7 @@ def _failure_kinds(row: Frame, at: int, deadline_s: float | None) -> list[str]:
 
 
 def _faster_yet_lower(fast: ModelData, slow: ModelData, service_class: str) -> str:
-    if not (_proven(fast, service_class) and _proven(slow, service_class)):
+    if not (_usable(fast, service_class) and _usable(slow, service_class)):
         return ""
     if _comparable(fast, service_class) != _comparable(slow, service_class):
         return ""
@@ -362,8 +364,8 @@ def _faster_yet_lower(fast: ModelData, slow: ModelData, service_class: str) -> s
         return ""
     sentence = (
         f"{fast.name} has more raw throughput than {slow.name} ({rate(raw_fast)} vs {rate(raw_slow)} tok/s "
-        f"at their peaks), yet its safe {service_class} limit is lower ({number(low['limit'])} vs "
-        f"{number(high['limit'])})"
+        f"at their peaks), yet its safe {service_class} limit is lower ({limit_words(low)} vs "
+        f"{limit_words(high)})"
     )
     above = [int(at) for at in curve_fast.index if at > low["limit"]]
     where = next((at for at in above if at >= high["limit"]), above[-1] if above else None)
@@ -371,14 +373,20 @@ def _faster_yet_lower(fast: ModelData, slow: ModelData, service_class: str) -> s
     return f"{sentence}: {clause}." if clause else f"{sentence}."
 
 
-def _proven(data: ModelData, service_class: str) -> bool:
+def limit_words(limit: Mapping[str, Any]) -> str:
+    """``22``, or ``at least 22`` of a lower bound."""
+    at_least = "at least " if limit.get("status") == LimitStatus.LOWER_BOUND else ""
+    return f"{at_least}{number(limit['limit'])}"
+
+
+def _usable(data: ModelData, service_class: str) -> bool:
+    """Whether there is a limit whose number may be used, of the class alone on the server."""
     limit = data.limit(service_class)
-    return (
-        limit is not None
-        and limit.get("status") == LimitStatus.PROVEN
-        and known(limit.get("limit")) is not None
-        and limit.get("measured") != "shared"
-    )
+    return exportable(limit) and limit is not None and limit.get("measured") != "shared"
+
+
+def _proven(data: ModelData, service_class: str) -> bool:
+    return _usable(data, service_class) and _limit(data, service_class)["status"] == LimitStatus.PROVEN
 
 
 def _limit(data: ModelData, service_class: str) -> dict[str, Any]:

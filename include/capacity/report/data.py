@@ -239,12 +239,9 @@ def exportable(limit: Mapping[str, Any] | None) -> bool:
 
 
 def bracket_of(entry: Any) -> tuple[float | None, float | None]:
-    """(last pass, first fail) of a ``bracket`` in ``limits.json``: a pair, or a mapping with two values."""
+    """(lower, upper) end of a bracket in ``limits.json``: a pair, or a mapping with ``low`` and ``high``."""
     if isinstance(entry, Mapping):
-        entry = [
-            next((entry[key] for key in keys if entry.get(key) is not None), None)
-            for keys in (("last_pass", "pass", "lower", "low"), ("first_fail", "fail", "upper", "high"))
-        ]
+        entry = [entry.get("low"), entry.get("high")]
     if not isinstance(entry, list | tuple) or len(entry) != 2:
         return None, None
     return known(entry[0]), known(entry[1])

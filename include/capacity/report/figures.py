@@ -152,7 +152,9 @@ def _throughput(data: ModelData, service_class: str, series: str, curve: Frame) 
             "Raw and completed throughput lie together: next to nothing is generated for requests that fail."
         ]
     if knee is not None:
-        sentences.append(f"The knee, where 95 % of the highest throughput is reached, is at {number(knee)}.")
+        sentences.append(
+            f"The throughput knee, the lowest concurrency with 95 % of the highest rate, is at {number(knee)}."
+        )
     return figure, "throughput against requests in flight", " ".join(sentences)
 
 
@@ -322,7 +324,9 @@ def _completion(data: ModelData, service_class: str, series: str, curve: Frame) 
         )
     if cliff:
         sentences.append(f"Shaded: the cliff, between {number(cliff[0])} and {number(cliff[1])}.")
-    first = known(_entry(data, service_class, series, "first_error_concurrency"))
+    first = known(
+        ((data.limit(service_class, series) or {}).get("knees") or {}).get("first_error_concurrency")
+    )
     if first is not None:
         sentences.append(f"The first failed request was seen at {number(first)}.")
     sentences.append("Bars are one-sided 95 % bounds.")
@@ -585,28 +589,14 @@ def _legend(figure: Figure) -> None:
         figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=4)
 
 
-def _entry(data: ModelData, service_class: str, series: str, key: str) -> Any:
-    """A value of a limit entry, wherever it stands: at the top, among the knees or the evidence."""
-    limit = data.limit(service_class, series) or {}
-    for place in (limit, limit.get("knees") or {}, limit.get("evidence") or {}):
-        if isinstance(place, dict) and place.get(key) is not None:
-            return place[key]
-    return None
-
-
 def _knee(data: ModelData, service_class: str, series: str, name: str) -> float | None:
-    """The concurrency of a knee in ``limits.json``: a number or a mapping that holds one."""
+    """The concurrency of a knee in ``limits.json``."""
     knee = ((data.limit(service_class, series) or {}).get("knees") or {}).get(name)
-    if isinstance(knee, dict):
-        knee = next((knee[key] for key in ("concurrency", "at", "knee") if knee.get(key) is not None), None)
-    return known(knee)
+    return known(knee.get("concurrency") if isinstance(knee, dict) else knee)
 
 
 def _knee_bracket(data: ModelData, service_class: str, series: str, name: str) -> tuple[float, float] | None:
-    knee = ((data.limit(service_class, series) or {}).get("knees") or {}).get(name)
-    if isinstance(knee, dict):
-        knee = knee.get("bracket", knee)
-    low, high = bracket_of(knee)
+    low, high = bracket_of(((data.limit(service_class, series) or {}).get("knees") or {}).get(name))
     return (low, high) if low is not None and high is not None else None
 
 

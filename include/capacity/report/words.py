@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from include.capacity.report.data import known, text
@@ -45,6 +46,37 @@ STATUS_MEANING = {
     LimitStatus.NOT_MEASURED: "This class was not measured.",
     LimitStatus.REJECTED: "The measurement cannot be trusted, so nothing is concluded from it.",
 }
+
+
+BOUND_WORDS = {
+    "latency_knee": "the latency knee: beyond it the first token comes later faster than the load grows",
+    "server_crash": "a crash of the server at the next step",
+    "completion": "the completion floor",
+    "ttft": "the first-token objective",
+    "tpot": "the time-per-token objective",
+    "e2e": "the whole-answer objective",
+    "budget": "the budget: the search ended before anything failed",
+    "ladder": "the ladder: nothing failed up to its top",
+    "shared": "the other class on the server: no larger pair held",
+}
+SERVER_BOUND_WORDS = {
+    "admission": "admission (it refuses what it cannot take)",
+    "kv": "KV cache (full, or requests preempted for want of it)",
+    "slots": "slots (requests wait while the KV cache has room)",
+    "compute": "compute (nobody waits and the cache has room; the work itself is slow)",
+}
+
+
+def bound_words(entry: Mapping[str, Any], *, short: bool = False) -> str:
+    """What bound a limit; blank if unknown. ``short``: without the explanation."""
+    code = text(entry.get("bound_by"))
+    words = BOUND_WORDS.get(code, spaced(code))
+    return words.split(":")[0] if short else words
+
+
+def server_bound_words(entry: Mapping[str, Any]) -> str:
+    """The same in the server's own terms; blank if unknown."""
+    return SERVER_BOUND_WORDS.get(text(entry.get("server_bound_by")), "")
 
 
 def number(value: Any) -> str:
