@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import betaincinv
+from scipy.special import betaincinv, stdtrit
 
 ALPHA = 0.05
 """One-sided error of every published statement."""
@@ -71,6 +71,13 @@ class Rate:
     def value(self) -> float:
         """Successes / n."""
         return self.successes / self.n if self.n else float("nan")
+
+
+def mean_half_width(values: Floats) -> float:
+    """Half width of Student's 95 % interval of a mean; NaN for fewer than two values."""
+    if values.size < 2:
+        return float("nan")
+    return float(stdtrit(values.size - 1, 0.975) * values.std(ddof=1) / np.sqrt(values.size))
 
 
 def batch_size(n: int, concurrency: int) -> int:
@@ -118,7 +125,7 @@ def _deff(units: Floats, rest: int, n: int, size: int, batches: int, pick: np.uf
     """
     kept = np.arange(units.size + 1)
     squares = np.concatenate([[0.0], np.cumsum(2 * units - 1)])
-    scatter = squares - kept**2 / batches  # sum over batches of (failures - their mean)^2
+    scatter = squares - kept**2 / max(1, batches)  # sum over batches of (failures - their mean)^2
     extreme = np.full(units.size + rest + 1, -np.inf if pick is np.maximum else np.inf)
     for outside in range(rest + 1):
         window = extreme[outside : outside + scatter.size]

@@ -25,11 +25,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
 
 from include.capacity.config import ServiceClass
 from include.capacity.errors import ConfigError
-from include.capacity.limits.bounds import ALPHA, pool
+from include.capacity.limits.bounds import ALPHA, mean_half_width, pool
 from include.capacity.limits.claims import claim, without_limit
 from include.capacity.limits.evidence import Evidence, objectives, share
 from include.capacity.limits.imported import imported_evidence
@@ -514,7 +513,7 @@ def _curve(used: Sequence[Evidence]) -> list[Throughput]:
         best = [e for e in steps if e.proof] or steps
         x = np.array([e.request_per_s for e in best], dtype=float)
         if x.size > 1:
-            half = float(student.ppf(0.975, x.size - 1) * x.std(ddof=1) / math.sqrt(x.size))
+            half = mean_half_width(x)
             low, high = float(x.mean()) - half, float(x.mean()) + half
         else:
             low, high = (

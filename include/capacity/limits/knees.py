@@ -19,8 +19,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import isotonic_regression
-from scipy.stats import fisher_exact
 
 from include.capacity.limits.evidence import Evidence
 
@@ -113,6 +111,8 @@ def completion_knee(steps: Sequence[Counts]) -> tuple[int, int] | None:
 
     ``steps`` in ascending order of concurrency.
     """
+    from scipy.stats import fisher_exact  # seconds to import; tasks that only plan do without
+
     steps = [step for step in steps if step.attempted]
     attempted = successes = 0
     for below, step in pairwise(steps):
@@ -172,6 +172,8 @@ def isotonic_crossing(steps: Sequence[Counts], at_least: float) -> float | None:
 
     None if the fit stays above (or starts below) the floor. It exceeds the truth half the time.
     """
+    from scipy.optimize import isotonic_regression  # as above
+
     steps = sorted(step for step in steps if step.attempted)
     if len(steps) < 2:
         return None

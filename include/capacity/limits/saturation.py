@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
 
+from include.capacity.limits.bounds import mean_half_width
 from include.capacity.limits.knees import Throughput, kneedle, throughput_knee
 from include.capacity.words import Phase
 
@@ -30,9 +30,7 @@ def throughput(steps: pd.DataFrame, column: str) -> list[Throughput]:
     for n in sorted({int(n) for n in known["concurrency"]}):
         rows = known[known["concurrency"] == n]
         x = rows["x"].to_numpy(dtype=float)
-        half = math.nan
-        if x.size > 1:
-            half = float(student.ppf(0.975, x.size - 1) * x.std(ddof=1) / math.sqrt(x.size))
+        half = mean_half_width(x)
         result.append(Throughput(n, float(x.mean()), float(x.mean()) - half, float(x.mean()) + half))
     return result
 
