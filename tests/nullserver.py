@@ -442,7 +442,6 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(high=0)
         self.server.connections_made += 1
         self.number = self.server.connections_made
         self.server._connections.add(self)

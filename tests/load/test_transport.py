@@ -41,8 +41,6 @@ class FakeSocket(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self.pair[0]
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
     def write(self, data: Any) -> None:
         self.written += data
 

@@ -53,6 +53,8 @@ from include.capacity.load.sse import Event, SSEDecoder
 from include.capacity.load.transport import ClosedEarly, Exchange, OwnLimit, SlotTransport, now
 from include.capacity.words import Outcome
 
+_decode = msgspec.json.Decoder().decode
+
 Headers = Sequence[tuple[bytes, bytes]]
 
 END_GRACE_S = 1.0
@@ -509,7 +511,7 @@ def _json(data: bytes) -> Any:
     that are not UTF-8), so that one has the last word.
     """
     try:
-        return msgspec.json.decode(data)
+        return _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass  # judged below
     try:
@@ -520,20 +522,27 @@ def _json(data: bytes) -> Any:
 
 def _said(message: dict[str, Any]) -> tuple[bool, bool]:
     """Whether a message or delta has answer content, and reasoning. TypeError: not what the API promises."""
-    said = _visible(message.get("content")) or _visible(message.get("refusal"))
-    thought = _visible(message.get("reasoning_content")) or _visible(message.get("reasoning"))
-    calls = message.get("tool_calls")
-    if calls:
-        if not isinstance(calls, list):
-            raise TypeError(f"tool_calls is a {type(calls).__name__}")
-        for call in calls:
-            function = call.get("function") if isinstance(call, dict) else None
-            if isinstance(function, dict) and _visible(function.get("arguments")):
-                said = True
-    call = message.get("function_call")
-    if isinstance(call, dict) and _visible(call.get("arguments")):
-        said = True
+    said = thought = False
+    for key, value in message.items():
+        if not value:
+            continue
+        if key in ("content", "refusal"):
+            said = _visible(value) or said
+        elif key in ("reasoning", "reasoning_content"):
+            thought = _visible(value) or thought
+        elif key == "tool_calls":
+            if not isinstance(value, list):
+                raise TypeError(f"tool_calls is a {type(value).__name__}")
+            said = any(map(_called, value)) or said
+        elif key == "function_call":
+            said = _called({"function": value}) or said
     return said, thought
+
+
+def _called(call: Any) -> bool:
+    """Whether a tool call has arguments."""
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and _visible(function.get("arguments"))
 
 
 def _visible(content: Any) -> bool:

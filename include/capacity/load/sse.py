@@ -38,19 +38,22 @@ class SSEDecoder:
             piece = self._strip_bom(piece)
         if not piece:
             return []
-        events: list[Event] = []
         if (
             piece.startswith(b"data:")
             and piece.endswith(b"\n\n")
             and b"\r" not in piece
             and not (self._line or self._data or self._name or self._skip_lf)
         ):
+            if piece.find(b"\n") == len(piece) - 2:
+                return [(at, "message", piece[6 if piece.startswith(b" ", 5) else 5 : -2])]
+            events: list[Event] = []
             for block in piece[:-2].split(b"\n\n"):
                 if block.startswith(b"data:") and b"\n" not in block:
                     events.append((at, "message", block[6 if block.startswith(b" ", 5) else 5 :]))
                 else:
                     self._lines(block + b"\n\n", at, events)
             return events
+        events = []
         self._lines(piece, at, events)
         return events
 

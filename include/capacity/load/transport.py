@@ -5,8 +5,8 @@ nothing. Here each slot of a closed loop owns its connection, an :class:`asyncio
 httptools (llhttp) parser:
 
 - A piece of body is stamped with ``time.perf_counter()`` when the event loop hands it over, before anything
-  is parsed. A request is stamped when it is given to the socket; the write buffer limit of 0 makes uvloop
-  send at once instead of at the end of the loop's turn.
+  is parsed. A request is stamped when it is given to the socket, which both event loops do at once
+  (uvloop since 0.22; before, at the end of the loop's turn).
 - The reader is woken for the head of the response, and then once for every ``wake_every`` pieces (default
   1), because a wake costs ten times what parsing a piece costs. Stamps are unaffected.
 - One timer serves all time limits: it is set to the earliest one and looks through the requests when it
@@ -363,7 +363,6 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
-        transport.set_write_buffer_limits(high=0)  # uvloop: write now, not at the end of the turn
         self._poll = select.poll()
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         self.owner.connections.add(self)
