@@ -314,17 +314,13 @@ def test_ordinary_get_and_stream(server: NullServer, loop: str) -> None:
     assert server.connections_made == 1
 
 
-def test_a_stream_arrives_piece_by_piece(server: NullServer, loop: str) -> None:
+def test_a_piece_is_there_when_it_has_come(server: NullServer, loop: str) -> None:
     async def work() -> bytes:
-        pieces: Script = ((0.0, b"first"), (0.3, b"second"))
-        server.plan = Plan(pieces=pieces)
+        server.plan = Plan(pieces=((0.0, b"first"), (0.0, Act.STALL)))
         async with client() as http, http.stream("POST", server.url + URL, json={}) as response:
-            body = response.aiter_raw()
-            first = await anext(body)
-            assert len(server.records[0].sent) == 1  # the second has not even been sent
-            return first + b"".join([piece async for piece in body])
+            return await anext(response.aiter_raw())
 
-    assert run(work(), loop) == b"firstsecond"
+    assert run(work(), loop) == b"first"
 
 
 def test_request_bodies_of_every_kind_arrive(server: NullServer) -> None:
@@ -405,8 +401,11 @@ def test_connecting_to_nobody_is_told_by_the_count() -> None:
 def test_requests_at_once_without_a_slot_get_connections_of_their_own(server: NullServer) -> None:
     async def work() -> None:
         async with client() as http:
-            body = {"null_plan": {"ttft_s": 0.2}}
-            await asyncio.gather(*(http.post(server.url + URL, json=body) for _ in range(5)))
+            body = {"null_plan": {"hold": True}}
+            tasks = [asyncio.create_task(http.post(server.url + URL, json=body)) for _ in range(5)]
+            assert await asyncio.to_thread(server.wait_for, lambda: server.open == 5)
+            server.in_loop(server.release)
+            await asyncio.gather(*tasks)
             await http.post(server.url + URL, json={})
 
     run(work())
@@ -548,14 +547,26 @@ def test_time_limits(server: NullServer, loop: str, extensions: dict[str, Any], 
     assert server.wait_for(lambda: server.open == 0)
 
 
-def test_pieces_put_off_the_read_timeout(server: NullServer) -> None:
-    async def work() -> int:
-        server.plan = Plan(pieces=tuple((0.1 * i, b"x") for i in range(12)))
-        async with client() as http:
-            response = await http.post(server.url + URL, json={}, extensions={"timeout": {"read": 0.9}})
-            return len(response.content)
+def test_pieces_put_off_the_read_timeout_but_not_the_deadline() -> None:
+    async def work() -> None:
+        owner = SlotTransport()
+        connection, fake = _Connection(owner, ("http", "h", 80, 0)), FakeSocket()
+        connection.connection_made(fake)
+        exchange = Exchange(connection, {"timeout": {"read": 50.0}}, reused=False)
+        connection.send(b"request", exchange, "GET", 100.0)
+        assert exchange.wrote_at is not None
+        assert exchange.due() == exchange.wrote_at + 50.0
+        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n")
+        assert exchange.head_at is not None
+        assert exchange.due() == exchange.head_at + 50.0 > exchange.wrote_at + 50.0
+        exchange.limit(exchange.wrote_at + 20.0)
+        connection.data_received(b"a")
+        assert exchange.due() == exchange.wrote_at + 20.0
+        exchange.close()
+        await owner.aclose()
+        fake.discard()
 
-    assert run(work()) == 12
+    asyncio.run(work())
 
 
 def test_a_large_body_waits_for_a_slow_reader(server: NullServer, loop: str) -> None:
