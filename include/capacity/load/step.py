@@ -22,7 +22,7 @@ import gc
 import signal
 import statistics
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -467,8 +467,8 @@ class _Step:
         facts.client = dict.fromkeys(CLIENT_COLUMNS)
         counted = [row for row in rows if row["counted"]]
         lags = self.lag.between(start, end)
-        lag_p99 = float(np.quantile(lags, 0.99)) if len(lags) else None
-        send_lag_p99 = _quantile(self._send_lags(), 0.99)
+        send_lags = self._send_lags()
+        lag_p99, send_lag_p99 = _quantile(lags, 0.99), _quantile(send_lags, 0.99)
         slots = sum(load.concurrency for load in self.spec.loads)
         facts.client |= {
             "client_lag_p99_s": None if lag_p99 is None else lag_p99 * clock.scale,
@@ -490,8 +490,8 @@ class _Step:
             facts.invalid = bottleneck(
                 ClientHealth(
                     loops=healths,
-                    lag_p99_s=lag_p99,
-                    send_lag_p99_s=send_lag_p99,
+                    lags_s=lags,
+                    send_lags_s=send_lags,
                     cpu_share=self.cpu.share,
                     server_behind_s=statistics.median(behind) if behind else None,
                 )
@@ -575,8 +575,8 @@ class _Step:
             )
 
 
-def _quantile(values: list[float], q: float) -> float | None:
-    return float(np.quantile(values, q)) if values else None
+def _quantile(values: Sequence[float] | np.ndarray, q: float) -> float | None:
+    return float(np.quantile(values, q)) if len(values) else None
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,334 @@
+"""Whole steps over real HTTP, against a server of known truth."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from include.capacity.config import Lengths, ServiceClass, StepBounds, Workload
+from include.capacity.errors import ConfigError, MeasurementError, RequestRefused
+from include.capacity.load import step as step_module
+from include.capacity.load.progress import Snapshot
+from include.capacity.load.request import Target
+from include.capacity.load.step import StepRun, run_step
+from include.capacity.results.schema import CLIENT_COLUMNS, REQUEST_COLUMNS, SERVER_COLUMNS
+from include.capacity.results.spec import Load, StepSpec
+from include.capacity.words import Phase
+from tests.load.asking import ask
+from tests.nullserver import NullServer, Plan
+
+SCALE = 20.0
+"""The server's clock runs 20 times as fast as ours: a second of the ramp takes 50 ms."""
+
+FAST = Plan(ttft_s=0.02, itl_s=0.005, tokens=5)
+BOUNDS = StepBounds(warmup_cap_s=100.0)
+
+
+def service_class(stream: bool = True, deadline_s: float = 60.0, **workload: Any) -> ServiceClass:
+    return ServiceClass(
+        rule="batch",
+        workload=Workload(
+            name="chat" if stream else "classification",
+            stream=stream,
+            prompt_tokens=Lengths(median=32, sigma=0.3),
+            output_tokens=Lengths(median=8, sigma=0.3),
+            **workload,
+        ),
+        deadline_s=deadline_s,
+        completion_floor=0.95,
+        ladder=[1],
+    )
+
+
+CLASSES = {"interactive": service_class(), "batch": service_class(stream=False)}
+
+
+def spec(n: int = 4, requests: int = 40, name: str = "interactive", **changes: Any) -> StepSpec:
+    load = Load(service_class=name, concurrency=n, requests=requests, max_requests=requests)
+    usual: dict[str, Any] = {
+        "model": "null",
+        "phase": Phase.PROVE,
+        "loads": (load,),
+        "min_window_s": 1.0,
+        "cap_s": 300.0,
+        "seed": 3,
+    }
+    return StepSpec(**{**usual, **changes})
+
+
+def measured(server: NullServer, what: StepSpec | None = None, **how: Any) -> StepRun:
+    options: dict[str, Any] = {"classes": CLASSES, "bounds": BOUNDS, "clock_scale": SCALE}
+    return run_step(what or spec(), target=Target(server.url, "null"), **{**options, **how})
+
+
+def test_a_step_has_all_its_rows_and_facts() -> None:
+    with NullServer(FAST) as server:
+        run = measured(server, run_id="r1", attempt=2)
+        sent = len(server.records)
+    rows = run.requests.to_pandas()
+    assert tuple(run.requests.column_names) == REQUEST_COLUMNS
+    assert len(rows) == sent
+    counted = rows[rows["counted"]]
+    assert len(counted) == 40
+    assert set(counted["outcome"]) == {"completed"}
+    assert set(counted["output_tokens"]) == {5}
+    assert set(counted["slot"]) == {0, 1, 2, 3}
+    assert counted["started_s"].is_monotonic_increasing
+    for column in ("send_lag_s", "ttft_s", "first_answer_s", "last_token_s", "e2e_s", "refill_s"):
+        assert (counted[column] >= 0).all(), column
+    assert (counted["ttft_s"] >= 0.02 * SCALE - 0.01).all(), "in the server's seconds"
+    assert (counted["e2e_s"] >= counted["ttft_s"]).all()
+
+    facts = run.facts
+    assert (facts.run_id, facts.attempt, facts.error, facts.server_crashed) == ("r1", 2, None, False)
+    (load,) = facts.loads
+    assert load.stop_reason == "enough_requests"
+    assert load.warmup_steady
+    assert load.window_start_s == load.warmup_s
+    assert load.window_start_s is not None
+    assert load.window_s is not None
+    assert counted["started_s"].min() >= load.window_start_s
+    assert counted["started_s"].max() <= load.window_start_s + load.window_s
+    assert load.inflight_peak == 4
+    assert set(facts.client) == set(CLIENT_COLUMNS)
+    assert set(facts.server) == set(SERVER_COLUMNS)
+    assert facts.client["clock_scale"] == SCALE
+    assert facts.client["pause_share"] == 0.0
+    assert facts.server["server_preemptions"] is None, "not exported is unknown"
+    assert "vllm:num_requests_running" in set(run.metrics.to_pandas()["series"])
+
+
+def test_the_server_sees_as_many_open_at_once_as_the_step_says() -> None:
+    """It answers after half a second and counts open requests; concurrency 256, 512 requests."""
+    with NullServer(Plan(ttft_s=0.5, tokens=1)) as server:
+        run = measured(server, spec(256, 512))
+        assert server.peak == 256
+    assert run.facts.loads[0].inflight_peak == 256
+    assert run.requests.to_pandas()["counted"].sum() == 512
+
+
+def test_fewer_requests_than_slots_is_invalid() -> None:
+    """Concurrency 64, 10 requests in all."""
+    with NullServer(FAST) as server:
+        run = measured(server, spec(64, 10, min_window_s=0.001))
+    assert run.facts.invalid is not None
+    assert "concurrency not reached" in run.facts.invalid
+    assert "10 requests counted at concurrency 64" in run.facts.invalid
+
+
+class Stalling:
+    """A progress that blocks the event loop, as a starved client would."""
+
+    closed = False
+
+    def update(self, snapshot: Snapshot) -> None:
+        time.sleep(0.2)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_stalled_client_is_invalid_and_says_what_to_change() -> None:
+    stalling = Stalling()
+    with NullServer(FAST) as server:
+        run = measured(server, spec(4, 60), progress=stalling)
+    assert run.facts.invalid is not None
+    assert run.facts.invalid.startswith("client-bound:")
+    assert "lower the concurrency" in run.facts.invalid
+    assert stalling.closed
+
+
+def test_refusals_are_paused_after_and_explain_what_is_missing() -> None:
+    with NullServer(Plan(ttft_s=0.2, tokens=1, refuse_above=4)) as server:
+        run = measured(server, spec(8, 100))
+    facts = run.facts
+    rows = run.requests.to_pandas()
+    rows = rows[rows["counted"]]
+    assert set(rows["outcome"]) == {"completed", "rejected"}
+    assert set(rows[rows["outcome"] == "rejected"]["http_status"]) == {503}
+    share = facts.client["pause_share"]
+    mean = facts.loads[0].inflight_mean
+    assert share is not None
+    assert mean is not None
+    assert 0.1 < share < 0.5
+    assert mean < 0.95 * 8
+    assert facts.invalid is None or "concurrency not reached" not in facts.invalid
+
+
+@pytest.mark.parametrize(("status", "words"), [(400, "HTTP 400"), (401, "HTTP 401"), (404, "HTTP 404")])
+def test_requests_that_the_server_calls_wrong_end_the_step(status: int, words: str) -> None:
+    plan = Plan(status=status, body='{"error":{"message":"max_tokens is too large"}}')
+    with NullServer(plan) as server, pytest.raises(RequestRefused) as error:
+        measured(server)
+    said = str(error.value)
+    assert words in said
+    assert "max_tokens is too large" in said
+    assert "prove interactive c=4" in said
+
+
+def test_a_dying_server_is_a_result_with_its_rows() -> None:
+    with NullServer(FAST) as server:
+
+        def kill() -> None:
+            server.wait_for(lambda: len(server.records) >= 150)
+            assert server._loop is not None
+            asyncio.run_coroutine_threadsafe(server.stop(), server._loop).result(10)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        run = measured(server, spec(4, 100_000, cap_s=5000.0))
+        killer.join()
+    facts = run.facts
+    assert facts.server_crashed
+    assert facts.error is not None
+    assert "stopped answering" in facts.error
+    assert facts.loads[0].stop_reason == "server_gone"
+    assert facts.invalid is None
+    counted = run.requests.to_pandas().query("counted")
+    assert len(counted) > 20
+    assert set(counted["outcome"]) <= {"completed", "connection_lost"}
+
+
+def test_a_server_that_never_was_there_is_found_within_bounds() -> None:
+    with NullServer(FAST) as server:
+        pass
+    run = measured(server)
+    assert run.facts.server_crashed
+    assert not run.requests.to_pandas()["counted"].any()
+    assert any("no metrics" in note for note in run.facts.notes)
+
+
+def test_two_classes_share_the_server_each_with_its_own_rows() -> None:
+    loads = (
+        Load(service_class="interactive", concurrency=4, requests=40, max_requests=40),
+        Load(service_class="batch", concurrency=2, requests=30, max_requests=30),
+    )
+    with NullServer(FAST) as server:
+        run = measured(server, spec(loads=loads, phase=Phase.SHARED))
+        assert server.peak == 6
+    rows = run.requests.to_pandas()
+    counted = rows[rows["counted"]].groupby("service_class").size().to_dict()
+    assert counted == {"interactive": 40, "batch": 30}
+    assert rows["request_id"].is_unique
+    batch = rows[(rows["service_class"] == "batch") & rows["counted"]]
+    assert batch["ttft_s"].isna().all()
+    assert set(batch["concurrency"]) == {2}
+    one, two = run.facts.loads
+    assert (one.service_class, two.service_class) == ("interactive", "batch")
+    assert one.window_start_s == two.window_start_s
+    assert (one.inflight_peak, two.inflight_peak) == (4, 2)
+
+
+def test_prime_runs_the_load_drains_it_and_counts_nothing() -> None:
+    with NullServer(FAST) as server:
+        run = measured(server, spec(16, 32, phase=Phase.PRIME))
+        assert server.open == 0
+        assert {record.end for record in server.records} == {"answered"}
+    rows = run.requests.to_pandas()
+    assert len(rows) >= 32
+    assert not rows["counted"].any()
+    (load,) = run.facts.loads
+    assert (load.window_s, load.stop_reason) == (None, "enough_requests")
+
+
+def test_baseline_counts_one_after_the_other() -> None:
+    with NullServer(FAST) as server:
+        run = measured(server, spec(1, 30, phase=Phase.BASELINE))
+        assert server.peak == 1
+    assert run.requests.to_pandas()["counted"].sum() == 30
+
+
+def test_lengths_that_differ_from_the_usage_are_noted() -> None:
+    """A server that has no /tokenize and counts other tokens than were asked for."""
+    with NullServer(FAST) as server:
+        run = measured(server)
+    asked = run.requests.to_pandas()["asked_prompt_tokens"].median()
+    used = run.requests.to_pandas()["prompt_tokens"].median()
+    assert abs(used / asked - 1) > 0.05
+    assert any("than asked" in note for note in run.facts.notes)
+    assert any("no /tokenize" in note for note in run.facts.notes)
+
+
+def test_answers_without_usage_and_answers_that_came_whole_are_noted() -> None:
+    with NullServer(Plan(tokens=5, usage="none")) as server:
+        estimated = measured(server).facts.notes
+    with NullServer(Plan(tokens=5, as_json=True)) as server:
+        whole = measured(server).facts.notes
+    assert any("came without usage" in note for note in estimated)
+    assert any("came whole though a stream was asked for" in note for note in whole)
+
+
+@contextmanager
+def foreign_request(server: NullServer) -> Iterator[None]:
+    """Somebody else's request, open all the time."""
+    plan = {"fault": "stall", "fault_after": -1}
+    thread = threading.Thread(
+        target=lambda: asyncio.run(ask(server.url, deadline_s=60.0, null_plan=plan)), daemon=True
+    )
+    thread.start()
+    assert server.wait_for(lambda: server.open == 1)
+    yield
+
+
+def test_a_server_that_is_not_idle_and_foreign_traffic_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_module, "IDLE_WAIT_S", 0.2)
+    with NullServer(FAST) as server, foreign_request(server):
+        run = measured(server)
+    assert any(
+        "foreign traffic: the server had 1 requests running or waiting before the start" in note
+        for note in run.facts.notes
+    )
+
+
+def test_too_few_descriptors_are_found_before_any_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    with NullServer(FAST) as server:
+        with pytest.raises(MeasurementError, match="ulimit -n"):
+            measured(server, spec(1000, 1000))
+        assert server.records == []
+
+
+def test_an_unknown_class_is_wrong_usage() -> None:
+    with NullServer(FAST) as server, pytest.raises(ConfigError, match="name classes \\['chatty'\\]"):
+        measured(server, spec(name="chatty"))
+
+
+class Terminated(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_an_interrupt_closes_everything_and_goes_on(number: signal.Signals, error: type) -> None:
+    """As the task runner's own SIGTERM handler must have its turn."""
+
+    def handler(*_: object) -> None:
+        raise Terminated
+
+    former = signal.signal(signal.SIGTERM, handler)
+    stalling = Stalling()
+    try:
+        with NullServer(Plan(ttft_s=0.1, tokens=1)) as server:
+
+            def interrupt() -> None:
+                server.wait_for(lambda: len(server.records) > 20)
+                os.kill(os.getpid(), number)
+
+            threading.Thread(target=interrupt, daemon=True).start()
+            with pytest.raises(error):
+                measured(server, spec(4, 100_000, cap_s=5000.0), progress=stalling)
+            assert signal.getsignal(signal.SIGTERM) is handler
+            assert stalling.closed
+            assert server.wait_for(lambda: server.open == 0)
+    finally:
+        signal.signal(signal.SIGTERM, former)
