@@ -102,7 +102,7 @@ def _run(folder: Path) -> Seen:
         began = time.monotonic()
         tasks.stop_server(run, MODEL)
     seen.stop_s = time.monotonic() - began
-    seen.left = [str(process) for process in family if process.is_running()]
+    seen.left = [str(process) for process in family if _runs(process)]
     seen.left += [str(process) for process in psutil.process_iter() if _is_vllm_of(process, folder)]
     seen.held = leases(folder / "state" / "leases")
     seen.state = servers.load(own_folder)
@@ -136,6 +136,14 @@ def _measure(seen: Seen) -> None:
         found = stages.measure(seen.sweep, spec, target)
         states = ", ".join(f"{item.state} ({item.completed} of {item.attempted})" for item in found)
         _say(f"{spec.label}: {time.monotonic() - began:.0f} s, {states}")
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether it runs; one that ended and was not waited for yet (by init) does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _is_vllm_of(process: psutil.Process, folder: Path) -> bool:
