@@ -38,7 +38,7 @@ import importlib.util
 for name in ("capacity_nightly", "capacity_sweep"):
     spec = importlib.util.spec_from_file_location(name, f"dags/{name}.py")
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
-heavy = {"pandas", "numpy", "scipy", "matplotlib", "great_expectations", "boto3", "pyarrow", "httptools", "kneed"}
+heavy = {"pandas", "numpy", "scipy", "matplotlib", "great_expectations", "boto3", "pyarrow", "kneed"}
 print(json.dumps(sorted(heavy & (set(sys.modules) - already))))
 """
 

@@ -1,0 +1,154 @@
+"""The three users' paths on the real thing: enable the nightly, trigger by the form, fetch the report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from scripts.local_stack import LocalStack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+PATIENCE_MS = 120_000
+RUN_PATIENCE_S = 600
+
+
+def open_page(browser: Browser, url: str) -> Page:
+    page = browser.new_page(viewport={"width": 1400, "height": 1200})
+    page.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
+    page.goto(url)
+    return page
+
+
+def finished(stack: LocalStack, dag: str, run: str) -> str:
+    """The state a run ends in."""
+    give_up = time.monotonic() + RUN_PATIENCE_S
+    while (state := stack.run_state(dag, run)) not in ("success", "failed"):
+        assert time.monotonic() < give_up, f"{dag} {run} still {state}: {stack.tasks(dag, run)}"
+        time.sleep(1)
+    return state
+
+
+def servers_left(stack: LocalStack) -> list[str]:
+    """Command lines of model servers that belong to this installation."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("CAPACITY_SERVER_ID") and str(stack.home) in " ".join(
+                process.environ().values()
+            ):
+                found.append(" ".join(process.cmdline()))
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def objects(stack: LocalStack, prefix: str) -> dict[str, bytes]:
+    """All objects below a prefix of the bucket."""
+    client = stack.s3()
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=stack.bucket, Prefix=prefix)
+    keys = [item["Key"] for page in pages for item in page.get("Contents", [])]
+    return {
+        key.removeprefix(prefix): client.get_object(Bucket=stack.bucket, Key=key)["Body"].read()
+        for key in keys
+    }
+
+
+def test_operator_enables_the_nightly_and_nothing_starts_by_day(
+    stack: LocalStack, browser: Browser, screenshots: Path
+) -> None:
+    assert stack.api("GET", "/dags/capacity_nightly").json()["is_paused"] is True
+    page = open_page(browser, f"{stack.airflow_url}/dags")
+    card = page.get_by_test_id("dag-card").filter(has_text="capacity_nightly")
+    with page.expect_response(lambda answer: answer.request.method == "PATCH") as patched:
+        card.get_by_test_id("toggle-pause").click()
+    assert patched.value.ok
+    assert stack.api("GET", "/dags/capacity_nightly").json()["is_paused"] is False
+    page.screenshot(path=screenshots / "dags.png")
+    page.close()
+    assert servers_left(stack) == []
+
+
+def test_engineer_triggers_a_sweep_by_the_form_and_fetches_the_report(
+    stack: LocalStack, browser: Browser, screenshots: Path
+) -> None:
+    page = open_page(browser, f"{stack.airflow_url}/dags/capacity_sweep")
+    page.get_by_test_id("trigger-dag-button").first.click()
+    form = page.get_by_role("dialog")
+    form.locator("[name=element_concurrency]").fill("4, 8")
+    form.get_by_text("Size of a step", exact=True).click()
+    form.locator("[name=element_requests_per_step]").fill("400")
+    form.locator("[name=element_seconds_per_step]").fill("30")
+    form.get_by_text("Objectives", exact=True).click()
+    form.locator("[name=element_completion_floor]").fill("0.95")
+    page.screenshot(path=screenshots / "form.png")
+    with page.expect_response(lambda answer: answer.url.endswith("/dagRuns") and answer.ok) as made:
+        form.get_by_test_id("trigger-dag-submit").click()
+    run = made.value.json()["dag_run_id"]
+    conf = made.value.json()["conf"]
+    assert (conf["concurrency"], conf["requests_per_step"], conf["models"]) == ("4, 8", 400, ["sprinter"])
+
+    assert finished(stack, "capacity_sweep", run) == "success", stack.tasks("capacity_sweep", run)
+    page.goto(f"{stack.airflow_url}/dags/capacity_sweep/runs/{run}")
+    expect(page.get_by_text("Success").first).to_be_visible()
+    page.screenshot(path=screenshots / "run.png")
+    page.close()
+
+    states = {
+        (task["task_id"], task["rendered_map_index"]): task["state"]
+        for task in stack.tasks("capacity_sweep", run)
+    }
+    assert states["sprinter.ladder", "scout interactive c=4"] == "success"
+    assert states["sprinter.ladder", "scout interactive c=8"] == "success"
+    assert states["steady.plan", None] == "skipped"
+    assert states["sprinter.stop_server", None] == "success"
+    assert servers_left(stack) == []
+
+    published = objects(stack, "demo/runs/")
+    manifests = [key for key in published if key.endswith("manifest.json")]
+    assert len(manifests) == 1
+    base = manifests[0].removesuffix("manifest.json")
+    manifest = json.loads(published[manifests[0]])
+    files = {item["name"]: item for item in manifest["files"]}
+    assert {"report.html", "report.md", "sprinter/report.html", "sprinter/limits.json"} <= set(files)
+    assert {"sprinter/requests.parquet", "sprinter/steps.csv", "sprinter/quality.json"} <= set(files)
+    for name, item in files.items():
+        body = published[base + name]
+        assert (len(body), hashlib.sha256(body).hexdigest()) == (item["size"], item["sha256"]), name
+    assert set(published) == {base + name for name in files} | {manifests[0]}
+
+    limits = json.loads(published[f"{base}sprinter/limits.json"])
+    assert {item["class"] for item in limits["limits"]} == {"interactive", "batch"}
+    for item in limits["limits"]:
+        assert (item["status"], item["limit"]) == ("lower_bound", 8), item
+        assert item["evidence"]["requests"] >= 400
+    report = published[f"{base}sprinter/report.html"].decode()
+    assert "simulated" in report.lower()
+    assert "latest/limits.json" not in objects(stack, "demo/")  # not promoted
+
+    report_file = screenshots / "report.html"
+    report_file.write_text(report)
+    page = open_page(browser, report_file.as_uri())
+    page.screenshot(path=screenshots / "report.png", full_page=True)
+    page.close()
+
+
+def test_wrong_parameters_are_refused_before_a_server_starts(stack: LocalStack) -> None:
+    answer = stack.api(
+        "POST", "/dags/capacity_sweep/dagRuns", json={"logical_date": None, "conf": {"repeats": 0}}
+    )
+    assert answer.status_code == 400
+    run = stack.trigger("capacity_sweep", {"modles": ["steady"]})
+    assert finished(stack, "capacity_sweep", run) == "failed"
+    tasks = {task["task_id"]: task["state"] for task in stack.tasks("capacity_sweep", run)}
+    assert tasks["steady.plan"] == "failed"
+    assert tasks["steady.start_server"] == "upstream_failed"
+    assert tasks["check_run"] == "failed"
+    assert servers_left(stack) == []
