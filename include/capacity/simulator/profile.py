@@ -95,8 +95,8 @@ class Profile(Strict):
     """Server seconds before the port opens, as loading weights takes."""
     stream_interval: int = Field(1, ge=1)
     """Tokens per streamed chunk, as vLLM's ``--stream-interval``; the first token always goes alone."""
-    retry_after_s: float | None = Field(None, gt=0)
-    """Sent as ``Retry-After`` with a 503. vLLM itself sends none."""
+    retry_after_s: int | None = Field(None, ge=1)
+    """Sent as ``Retry-After`` with a 503, in server seconds. vLLM itself sends none."""
     eos_median_tokens: float = Field(150.0, gt=0)
     """Median length of an answer that may end by itself (no ``ignore_eos``); log-normal."""
     eos_sigma: float = Field(0.6, ge=0, le=3)

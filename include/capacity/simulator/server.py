@@ -329,13 +329,11 @@ class Reply:
 
 
 class Connection(asyncio.Protocol):
-    """One client connection: keep-alive, one request after another."""
+    """One client connection: keep-alive, one request after another (no pipelining)."""
 
     def __init__(self, server: SimulatedServer) -> None:
         self._server = server
         self._parser = httptools.HttpRequestParser(self)
-        self._held = bytearray()
-        """What a client that does not wait sent ahead; parsed when its turn comes."""
         self._body: list[bytes] = []
         self._size = 0
         self._url = b""
@@ -360,9 +358,6 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request."""
-        if self._reply is not None:
-            self._held += data
-            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -398,6 +393,9 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """The whole request is here."""
+        if self._reply is not None:  # pipelined: no client of ours does that
+            self.transport.abort()
+            return
         self._keep_alive = self._parser.should_keep_alive()
         if self._too_large:
             self._answer(413, b'{"detail":"Request body too large"}', close=True)
@@ -408,7 +406,7 @@ class Connection(asyncio.Protocol):
             )
         except api.RequestError as error:
             retry_after_s = self._server.profile.retry_after_s if error.status == 503 else None
-            extra = b"retry-after: %d\r\n" % max(1, round(retry_after_s)) if retry_after_s else b""
+            extra = b"retry-after: %d\r\n" % retry_after_s if retry_after_s else b""
             self._answer(error.status, error.body, extra=extra)
 
     def _handle(self, method: bytes, path: str, body: bytes) -> None:
@@ -459,9 +457,6 @@ class Connection(asyncio.Protocol):
                 self.transport.close()
         else:
             self._answer(200, reply.wire.whole(generated, reason))
-        if self._held:
-            data, self._held = bytes(self._held), bytearray()
-            self.data_received(data)
 
     def _answer(
         self,
