@@ -153,7 +153,7 @@ def _throughput(data: ModelData, service_class: str, series: str, curve: Frame) 
         ]
     if knee is not None:
         sentences.append(
-            f"The throughput knee, the lowest concurrency with 95 % of the highest rate, is at {number(knee)}."
+            f"The throughput knee, where 95 % of the highest rate is first reached, is at {number(knee)}."
         )
     return figure, "throughput against requests in flight", " ".join(sentences)
 

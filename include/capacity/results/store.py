@@ -1,11 +1,13 @@
 """Where files live: a folder (``file://``) or a prefix in a bucket (``s3://``).
 
 Keys are relative, ``/``-separated and never user-given text as such (see :func:`safe_name`). A write
-replaces one object whole or leaves the old one: by rename in a folder, by PUT in S3.
+replaces one object whole or leaves the old one: by rename in a folder, by PUT (or a completed multipart
+upload) in S3. Failures are :class:`PublishError`, naming the object and what to do about it.
 """
 
 from __future__ import annotations
 
+import io
 import mimetypes
 import os
 import re
@@ -13,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from include.capacity.errors import ConfigError, PublishError
 
@@ -26,6 +28,26 @@ CONTENT_TYPES = {
     ".yaml": "application/yaml",
     ".svg": "image/svg+xml",
 }
+
+
+MULTIPART_FROM_BYTES = 16 * 1024 * 1024
+"""Bodies from this size on are uploaded in parts."""
+
+ENDPOINT_ENV = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+REFUSED = frozenset(
+    {
+        "403",
+        "AccessDenied",
+        "ExpiredToken",
+        "Forbidden",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+    }
+)
+"""S3 error codes that mean: these credentials may not do this."""
 
 
 class Store(Protocol):
@@ -50,16 +72,51 @@ def open_store(url: str, s3_client: Callable[[], Any] | None = None) -> Store:
     """A store for ``file:///path``, a plain path, or ``s3://bucket/prefix``.
 
     ``s3_client`` makes the boto3 client (from an Airflow connection); without one, boto3's own
-    configuration (environment, profile) is used.
+    configuration (environment, profile) is used. Server-side encryption is asked for in the URL:
+    ``s3://bucket/prefix?sse=AES256`` or ``?sse=aws:kms&sse_kms_key_id=KEY``. ConfigError if the URL is
+    none of these.
     """
     parts = urlsplit(url)
     if parts.scheme == "s3":
         if not parts.netloc:
             raise ConfigError(f"{url!r}: expected s3://bucket/prefix, found no bucket")
-        return S3Store(parts.netloc, parts.path.strip("/"), s3_client)
+        return S3Store(parts.netloc, parts.path.strip("/"), s3_client, **_encryption(url, parts.query))
     if parts.scheme in ("", "file"):
         return FolderStore(Path(unquote(parts.path) if parts.scheme else url))
     raise ConfigError(f"{url!r}: expected file:///path or s3://bucket/prefix")
+
+
+def _encryption(url: str, query: str) -> dict[str, str]:
+    """The encryption that a URL's query asks for; ConfigError for anything else in it."""
+    found = {key: values[-1] for key, values in parse_qs(query, keep_blank_values=True).items()}
+    if unknown := sorted(set(found) - {"sse", "sse_kms_key_id"}):
+        raise ConfigError(f"{url!r}: unknown {unknown}; expected sse or sse_kms_key_id after the '?'")
+    if "sse" in found and found["sse"] not in ("AES256", "aws:kms", "aws:kms:dsse"):
+        raise ConfigError(f"{url!r}: sse={found['sse']!r}; expected AES256, aws:kms or aws:kms:dsse")
+    return found
+
+
+def default_s3_client() -> Any:
+    """A boto3 client from the environment: bounded waits, five attempts with growing pauses.
+
+    With an endpoint of its own (``AWS_ENDPOINT_URL``), buckets are addressed by path and checksums sent
+    only where required, which S3 look-alikes need.
+    """
+    import boto3  # heavy: only where S3 is used
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=10, read_timeout=60, retries={"mode": "standard", "total_max_attempts": 5}
+    )
+    if any(os.environ.get(name) for name in ENDPOINT_ENV):
+        config = config.merge(
+            Config(
+                s3={"addressing_style": "path"},
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+            )
+        )
+    return boto3.client("s3", config=config)
 
 
 def safe_name(text: str) -> str:
@@ -98,16 +155,19 @@ class FolderStore:
 
     def write(self, key: str, data: bytes) -> None:
         path = self.path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                Path(temporary).chmod(0o644)
+                Path(temporary).replace(path)
+            except BaseException:
+                Path(temporary).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise PublishError(f"{path}: cannot be written: {error.strerror or error}") from error
 
     def keys(self, prefix: str = "") -> list[str]:
         base = self.root / prefix.rpartition("/")[0]
@@ -122,23 +182,28 @@ class FolderStore:
 class S3Store:
     """Objects below a prefix of a bucket; retries with backoff are boto3's (configured by its client)."""
 
-    def __init__(self, bucket: str, prefix: str, client: Callable[[], Any] | None) -> None:
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        client: Callable[[], Any] | None,
+        sse: str | None = None,
+        sse_kms_key_id: str | None = None,
+    ) -> None:
         self.bucket = bucket
         self.prefix = f"{prefix}/" if prefix else ""
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
         self._make_client = client
         self._client: Any = None
+        encryption = {"ServerSideEncryption": sse, "SSEKMSKeyId": sse_kms_key_id}
+        self._extra = {name: value for name, value in encryption.items() if value}
 
     @property
     def client(self) -> Any:
         """The boto3 client, made when first needed."""
         if self._client is None:
-            if self._make_client is not None:
-                self._client = self._make_client()
-            else:
-                import boto3  # heavy: only where S3 is used
-
-                self._client = boto3.client("s3")
+            with self._explained(""):
+                self._client = (self._make_client or default_s3_client)()
         return self._client
 
     def read(self, key: str) -> bytes:
@@ -147,9 +212,19 @@ class S3Store:
 
     def write(self, key: str, data: bytes) -> None:
         with self._explained(key):
-            self.client.put_object(
-                Bucket=self.bucket, Key=self.prefix + key, Body=data, ContentType=content_type(key)
-            )
+            extra = {"ContentType": content_type(key), **self._extra}
+            where = {"Bucket": self.bucket, "Key": self.prefix + key}
+            if len(data) < MULTIPART_FROM_BYTES:
+                self.client.put_object(**where, Body=data, **extra)
+            else:
+                from boto3.s3.transfer import TransferConfig
+
+                self.client.upload_fileobj(
+                    io.BytesIO(data),
+                    **where,
+                    ExtraArgs=extra,
+                    Config=TransferConfig(multipart_threshold=MULTIPART_FROM_BYTES, max_concurrency=4),
+                )
 
     def keys(self, prefix: str = "") -> list[str]:
         with self._explained(prefix):
@@ -181,14 +256,34 @@ class _Explained:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from botocore.exceptions import BotoCoreError, ClientError
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import (
+            BotoCoreError,
+            ClientError,
+            NoCredentialsError,
+            PartialCredentialsError,
+        )
 
+        if isinstance(error, Boto3Error) and isinstance(error.__cause__ or error.__context__, Exception):
+            error = error.__cause__ or error.__context__  # a multipart upload's own wrapper
         if isinstance(error, ClientError):
             code = str(error.response.get("Error", {}).get("Code", ""))
             if code in ("NoSuchKey", "404", "NotFound"):
                 raise FileNotFoundError(self.url) from error
             if code == "NoSuchBucket":
                 raise PublishError(f"{self.url}: the bucket does not exist; create it first") from error
+            if code in REFUSED:
+                raise PublishError(
+                    f"{self.url}: the object store refused the credentials ({code}); check the connection's "
+                    "key and secret, and that they may list, read and write this bucket"
+                ) from error
             raise PublishError(f"{self.url}: refused by the object store: {error}") from error
-        if isinstance(error, BotoCoreError):
-            raise PublishError(f"{self.url}: object store not reachable: {error}") from error
+        if isinstance(error, NoCredentialsError | PartialCredentialsError):
+            raise PublishError(
+                f"{self.url}: no credentials for the object store; set them in the Airflow connection, "
+                "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            ) from error
+        if isinstance(error, BotoCoreError | Boto3Error):
+            raise PublishError(
+                f"{self.url}: the object store cannot be reached: {error}; check its address"
+            ) from error

@@ -1,0 +1,1 @@
+"""Publication: an immutable folder per run, and single objects in ``latest/`` that gateways read."""
