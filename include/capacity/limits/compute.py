@@ -286,9 +286,7 @@ def _alone(sweep: _Sweep, problem: Problem, name: str, evidence: Sequence[Eviden
     used = [e for e in mine if e.usable and (e.phase in ALONE or e.crashed)]
     proofs = levels([e for e in used if e.phase in ALONE], service)
     knee = _latency_knee(problem, name, used)
-    settled = {level.concurrency for level in proofs if level.state is not State.INCONCLUSIVE}
-    fails = [level.concurrency for level in proofs if level.state is State.FAIL]
-    fails += [e.concurrency for e in used if e.failed and e.concurrency not in settled]
+    fails = _fails(used, proofs)
     lowest_fail = min(fails, default=None)
     passed = [
         level for level in proofs
@@ -330,6 +328,21 @@ def _alone(sweep: _Sweep, problem: Problem, name: str, evidence: Sequence[Eviden
         )
     entry["claim"] = claim(entry, simulated=bool(sweep.about.get("simulated")))
     return entry
+
+
+def _fails(used: Sequence[Evidence], proofs: Sequence[Level]) -> list[int]:
+    """Concurrencies that provably failed.
+
+    Where there is a proof, its repeats pooled say so; a failed scout beside a proof that decided
+    nothing still counts.
+    """
+    at = {level.concurrency: level.state for level in proofs}
+    fails = [n for n, state in at.items() if state is State.FAIL]
+    for e in used:
+        silent = e.concurrency in at if e.proof else at.get(e.concurrency) is State.PASS
+        if e.failed and not silent:
+            fails.append(e.concurrency)
+    return fails
 
 
 def _entry(sweep: _Sweep, model: str, name: str, service: ServiceClass, measured: str) -> dict[str, Any]:

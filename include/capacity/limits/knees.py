@@ -156,7 +156,7 @@ def throughput_knee(steps: Sequence[Throughput]) -> dict[str, int] | None:
 
 def kneedle(steps: Sequence[Throughput]) -> int | None:
     """Kneedle's knee of throughput against concurrency, for a figure; None if it finds none."""
-    if len(steps) < 4:
+    if len(steps) < 4 or min(s.x for s in steps) == max(s.x for s in steps):
         return None
     from kneed import KneeLocator  # seconds to import, and only an annotation
 

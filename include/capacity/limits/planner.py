@@ -234,7 +234,7 @@ class Search:
     def unwanted(self, n: int) -> str | None:
         """Why a ladder step need not be measured; None if it is wanted."""
         at = self._cliff()
-        return at[1] if at and n >= at[0] and n not in self.scouts() else None
+        return at[1] if at and n >= at[0] and n not in self.measured(Phase.SCOUT) else None
 
     def lowest_fail(self) -> int | None:
         """The lowest scout that provably failed."""
