@@ -332,3 +332,29 @@ def test_an_interrupt_closes_everything_and_goes_on(number: signal.Signals, erro
             assert server.wait_for(lambda: server.open == 0)
     finally:
         signal.signal(signal.SIGTERM, former)
+
+
+class Unwritable(Stalling):
+    def update(self, snapshot: Snapshot) -> None:
+        raise OSError("no space left on device")
+
+
+def test_progress_that_cannot_be_shown_is_logged_and_spoils_no_step(caplog: pytest.LogCaptureFixture) -> None:
+    with NullServer(FAST) as server:
+        run = measured(server, progress=Unwritable())
+    assert run.requests.to_pandas()["counted"].sum() == 40
+    assert "no space left on device" in caplog.text
+
+
+def test_the_api_key_is_sent_and_never_kept() -> None:
+    with NullServer(FAST, keep_requests=True) as server:
+        run = run_step(
+            spec(),
+            target=Target(server.url, "null", api_key="sk-secret"),
+            classes=CLASSES,
+            bounds=BOUNDS,
+            clock_scale=SCALE,
+        )
+    assert {record.headers["authorization"] for record in server.records} == {"Bearer sk-secret"}
+    assert "sk-secret" not in str(run.facts.to_json())
+    assert "sk-secret" not in run.requests.to_pandas().to_csv()

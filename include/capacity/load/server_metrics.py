@@ -184,7 +184,7 @@ class MetricsPoller:
 
     def summary(self, start: float, end: float) -> dict[str, float | None]:
         """SERVER_COLUMNS over a span of wall stamps."""
-        return summarize(self.polls, start, end)
+        return summarize(sorted(self.polls, key=lambda poll: poll.at), start, end)
 
 
 def summarize(polls: list[Poll], start: float, end: float) -> dict[str, float | None]:

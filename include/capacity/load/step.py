@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import datetime
 import gc
+import logging
 import signal
 import statistics
 import threading
@@ -52,9 +53,11 @@ from include.capacity.results.schema import CLIENT_COLUMNS, Facts, LoadFacts, re
 from include.capacity.results.spec import StepSpec, step_seed
 from include.capacity.words import Outcome, Phase, StopReason
 
+logger = logging.getLogger(__name__)
+
 TICK_S = 0.05
 PROGRESS_EVERY_S = 0.25
-BUILT_AHEAD = 4000
+BUILT_AHEAD = 2000
 """Most requests of a loop built before the load starts."""
 
 IDLE_WAIT_S = 30.0
@@ -149,7 +152,7 @@ class _Step:
         self.target = target
         self.classes = classes
         self.bounds = bounds
-        self.decide = decide
+        self.decide = None if spec.phase is Phase.BASELINE else decide
         self.progress = progress
         self.clock = Clock(scale)
         self.loops: list[ClosedLoop] = []
@@ -588,7 +591,9 @@ async def _beside(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):  # progress that cannot be shown spoils no measurement
+                logger.warning("beside the load: %s: %s", type(result).__name__, result, exc_info=result)
 
 
 @contextlib.contextmanager
