@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def sweep(options: argparse.Namespace) -> int:
     handle = start(options.model, model, {"run_id": "cli", "model": options.model}, options.out / "server")
     stages.open_sweep(
         out,
-        run_id="cli",
+        run_id=f"cli-{datetime.now(UTC):%Y%m%dT%H%M%SZ}",
         model_key=options.model,
         model=model,
         accelerator=Accelerator(kind=options.accelerator),
@@ -224,9 +225,17 @@ def report(options: argparse.Namespace) -> int:
 
 
 def publish(options: argparse.Namespace) -> int:
-    from include.capacity.publish.publish import publish_sweep
+    from include.capacity.publish.publish import publish_run
+    from include.capacity.results.store import open_store
 
-    _print_json(publish_sweep(_existing(options.dir), options.to, promote=options.promote))
+    folder = _existing(options.dir)
+    if not folder.exists("limits.json"):
+        raise DataError(f"{options.dir}: no limits.json: run `limits` first")
+    about = folder.read_json("sweep.json")
+    done = publish_run(
+        open_store(options.to), about["run_id"], {about["model"]: folder}, promote=options.promote
+    )
+    _print_json(done)
     return OK
 
 
@@ -234,9 +243,8 @@ def check_config(options: argparse.Namespace) -> int:
     fleet = load_fleet(options.file)
     for name, model in fleet.models.items():
         for class_name, item in model.classes.items():
-            print(
-                f"{name} {class_name}: {model.mode} {item.ladder} on {model.accelerator} ({model.server.kind})"
-            )
+            where = f"{model.accelerator} ({model.server.kind})"
+            print(f"{name} {class_name}: {model.mode} {item.ladder} on {where}")
     return OK
 
 

@@ -121,7 +121,7 @@ def test_engineer_triggers_a_sweep_by_the_form_and_fetches_the_report(
     assert {"sprinter/requests.parquet", "sprinter/steps.csv", "sprinter/quality.json"} <= set(files)
     for name, item in files.items():
         body = published[base + name]
-        assert (len(body), hashlib.sha256(body).hexdigest()) == (item["size"], item["sha256"]), name
+        assert (len(body), hashlib.sha256(body).hexdigest()) == (item["bytes"], item["sha256"]), name
     assert set(published) == {base + name for name in files} | {manifests[0]}
 
     limits = json.loads(published[f"{base}sprinter/limits.json"])

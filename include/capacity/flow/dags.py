@@ -81,8 +81,8 @@ def _model_group(model: str, configured: Model) -> tuple[Any, Any]:
     """One model's tasks; returns its last report task and its teardown."""
     with TaskGroup(slug(model), tooltip=f"Sweep of {model}"):
         planned = plan(model)
-        held = lease(model).as_setup()
-        server = start_server(model).as_setup()
+        held: Any = lease(model).as_setup()
+        server: Any = start_server(model).as_setup()
         measured = step.override(task_id="ladder").partial(model=model).expand(spec=planned)
         planned >> held >> server >> measured
         for name in PHASES:

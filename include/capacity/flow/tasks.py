@@ -296,6 +296,7 @@ def publish(run: Run) -> dict[str, Any]:
         fleet_report=work,
         promote=run.promote,
         own_classes=run.own_classes,
+        failed=unserved(run),
         valid_for_s=run.fleet.publish.valid_for_s,
     )
 
@@ -307,6 +308,12 @@ def measured(run: Run) -> dict[str, SweepDir]:
     if not found:
         raise NothingToDo("no model was measured in this run")
     return found
+
+
+def unserved(run: Run) -> dict[str, str]:
+    """Selected models that gave no result, and why."""
+    missing = sorted(run.selected - measured(run).keys())
+    return dict.fromkeys(missing, "no limits were computed; see the run's failed tasks")
 
 
 def check_run(run: Run, states: Mapping[str, Any]) -> None:
