@@ -7,6 +7,7 @@ upload) in S3. Failures are :class:`PublishError`, naming the object and what to
 
 from __future__ import annotations
 
+import hashlib
 import io
 import mimetypes
 import os
@@ -34,6 +35,10 @@ MULTIPART_FROM_BYTES = 16 * 1024 * 1024
 """Bodies from this size on are uploaded in parts."""
 
 ENDPOINT_ENV = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+MAX_NAME = 160
+PART = "~part~"
+"""How half-written files begin; no :func:`safe_name` does."""
 
 REFUSED = frozenset(
     {
@@ -122,11 +127,14 @@ def default_s3_client() -> Any:
 def safe_name(text: str) -> str:
     """``text`` as one path or key segment: no separator, no dot segment, no case to lose.
 
-    Distinct texts give distinct names: what is not in ``[a-z0-9._-]`` is written as ``~hex~``.
+    Distinct texts give distinct names: what is not in ``[a-z0-9._-]`` is written as ``~hex~``. A name
+    too long for a file (255 bytes) is cut and gets a digest of the text.
     """
     name = re.sub(r"[^a-z0-9._-]", lambda match: f"~{ord(match.group()):x}~", text)
     if not name.strip("."):
         name = "~2e~" * len(name) if name else "~~"
+    if len(name) > MAX_NAME:
+        name = f"{name[:MAX_NAME]}~~{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:32]}"
     return name
 
 
@@ -157,7 +165,7 @@ class FolderStore:
         path = self.path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+            handle, temporary = tempfile.mkstemp(prefix=PART, dir=path.parent)
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(data)
@@ -171,7 +179,7 @@ class FolderStore:
 
     def keys(self, prefix: str = "") -> list[str]:
         base = self.root / prefix.rpartition("/")[0]
-        found = (path for path in base.rglob("*") if path.is_file() and not path.name.startswith("."))
+        found = (path for path in base.rglob("*") if path.is_file() and not path.name.startswith(PART))
         relative = (path.relative_to(self.root).as_posix() for path in found)
         return sorted(key for key in relative if key.startswith(prefix))
 

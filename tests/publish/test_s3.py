@@ -1,0 +1,231 @@
+"""Publishing over the S3 protocol, against servers that really listen, and every way it is refused."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import httpx
+import pytest
+from botocore.config import Config
+from moto.server import ThreadedMotoServer
+
+from include.capacity.errors import ConfigError, PublishError
+from include.capacity.publish.publish import publish_run, read_latest, verify_manifest
+from include.capacity.results.store import MULTIPART_FROM_BYTES, FolderStore, S3Store, open_store
+from include.capacity.results.sweepdir import SweepDir
+from tests.publish.made import limit_entry, small_sweep
+
+MakeClient = Callable[[], Any]
+
+
+def client_for(endpoint: str, key: str = "access", secret: str = "secret-key-1") -> MakeClient:
+    config = Config(
+        signature_version="s3v4",
+        s3={"addressing_style": "path"},
+        connect_timeout=5,
+        read_timeout=60,
+        retries={"mode": "standard", "total_max_attempts": 2},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    return lambda: boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id=key,
+        aws_secret_access_key=secret,
+        region_name="us-east-1",
+        config=config,
+    )
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    client_for(endpoint)().create_bucket(Bucket="capacity")
+    yield endpoint
+    server.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def nanio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that keeps its data as folders and checks signatures."""
+    folder, port = tmp_path_factory.mktemp("nanio"), free_port()
+    (folder / "capacity").mkdir()
+    command = ["serve", "--host", "127.0.0.1", "--port", str(port), "--data-dir", str(folder)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nanio", *command],
+        env={**os.environ, "NANIO_ACCESS_KEY": "access", "NANIO_SECRET_KEY": "secret-key-1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    endpoint = f"http://127.0.0.1:{port}"
+    give_up_at = time.monotonic() + 60
+    while time.monotonic() < give_up_at and process.poll() is None:
+        try:
+            httpx.get(endpoint)
+            break
+        except httpx.TransportError:
+            time.sleep(0.1)
+    yield endpoint
+    process.terminate()
+    process.wait(timeout=30)
+
+
+def small(tmp_path: Path) -> tuple[dict[str, SweepDir], SweepDir]:
+    source = FolderStore(tmp_path / "source")
+    sweep = small_sweep(source, "steady", [limit_entry("steady", "interactive", 24)])
+    page = SweepDir(source, "fleet")
+    page.write("report.html", "<html>fleet</html>")
+    page.write("report.md", "# fleet")
+    return {"steady": sweep}, page
+
+
+@pytest.mark.parametrize("server", ["moto", "nanio"])
+def test_a_run_over_s3(server: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    make = client_for(request.getfixturevalue(server))
+    store = open_store("s3://capacity/demo/prefix", make)
+    sweeps, page = small(tmp_path)
+
+    done = publish_run(store, f"run {server}", sweeps, page, promote=True)
+
+    assert done["url"] == f"s3://capacity/demo/prefix/{done['prefix']}"
+    assert len(verify_manifest(store, done["prefix"])["files"]) == done["files"] == 14
+    assert (read_latest(store) or {})["limits"][0]["limit"] == 24
+    seen = make().list_objects_v2(Bucket="capacity", Prefix="demo/prefix/latest/")
+    assert [item["Key"] for item in seen["Contents"]] == [
+        "demo/prefix/latest/limits.json",
+        "demo/prefix/latest/report.html",
+        "demo/prefix/latest/report.md",
+    ]
+    again = publish_run(store, f"run {server}", sweeps, page, promote=True)
+    assert again["attempt"] == 2
+
+
+@pytest.mark.parametrize("server", ["moto", "nanio"])
+def test_content_types(server: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    make = client_for(request.getfixturevalue(server))
+    store = open_store("s3://capacity/types", make)
+    sweeps, page = small(tmp_path)
+    prefix = publish_run(store, "r1", sweeps, page, promote=True)["prefix"]
+    client = make()
+
+    def type_of(key: str) -> str:
+        return str(client.head_object(Bucket="capacity", Key=f"types/{key}")["ContentType"])
+
+    assert type_of("latest/report.html") == "text/html; charset=utf-8"
+    assert type_of("latest/report.md") == "text/markdown; charset=utf-8"
+    assert type_of("latest/limits.json") == "application/json"
+    assert type_of(f"{prefix}/steady/steps.csv") == "text/csv; charset=utf-8"
+    assert type_of(f"{prefix}/steady/figures/interactive-latency.svg") == "image/svg+xml"
+    assert type_of(f"{prefix}/steady/figures/interactive-latency.png") == "image/png"
+    assert type_of(f"{prefix}/steady/requests.parquet") == "application/vnd.apache.parquet"
+
+
+def test_large_bodies_go_up_in_parts(moto: str) -> None:
+    make = client_for(moto)
+    store = open_store("s3://capacity/big", make)
+    body = bytes(range(256)) * (MULTIPART_FROM_BYTES // 256 + 1)
+
+    store.write("rows.parquet", body)
+
+    head = make().head_object(Bucket="capacity", Key="big/rows.parquet")
+    assert head["ContentLength"] == len(body)
+    assert head["ETag"].strip('"').endswith("-3")  # 8 MiB parts
+    assert head["ContentType"] == "application/vnd.apache.parquet"
+    assert store.read("rows.parquet") == body
+
+
+def test_server_side_encryption_is_asked_for(moto: str) -> None:
+    make = client_for(moto)
+    open_store("s3://capacity/enc?sse=AES256", make).write("a.json", b"{}")
+    open_store("s3://capacity/enc?sse=aws:kms&sse_kms_key_id=k1", make).write("b.json", b"{}")
+    client = make()
+    assert client.head_object(Bucket="capacity", Key="enc/a.json")["ServerSideEncryption"] == "AES256"
+    head = client.head_object(Bucket="capacity", Key="enc/b.json")
+    assert (head["ServerSideEncryption"], head["SSEKMSKeyId"]) == ("aws:kms", "k1")
+
+
+@pytest.mark.parametrize("url", ["s3://b/p?sse=rot13", "s3://b/p?sess=AES256", "s3:///p", "ftp://b/p"])
+def test_wrong_urls(url: str) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        open_store(url)
+
+
+def test_missing_bucket(moto: str, tmp_path: Path) -> None:
+    sweeps, page = small(tmp_path)
+    store = open_store("s3://no-such-bucket/demo", client_for(moto))
+    with pytest.raises(PublishError, match=r"s3://no-such-bucket/demo/.*bucket does not exist; create it"):
+        publish_run(store, "r1", sweeps, page, promote=True)
+
+
+def test_refused_credentials(nanio: str, tmp_path: Path) -> None:
+    sweeps, page = small(tmp_path)
+    store = open_store("s3://capacity/refused", client_for(nanio, secret="wrong-secret"))
+    with pytest.raises(PublishError, match=r"s3://capacity/refused/.*refused the credentials .*key"):
+        publish_run(store, "r1", sweeps, page, promote=True)
+
+
+def test_refused_credentials_do_not_look_like_a_missing_object(nanio: str) -> None:
+    store = open_store("s3://capacity/refused", client_for(nanio, secret="wrong-secret"))
+    with pytest.raises(PublishError, match="refused the credentials"):
+        store.exists("latest/limits.json")
+
+
+def test_unreachable(tmp_path: Path) -> None:
+    sweeps, page = small(tmp_path)
+    store = open_store("s3://capacity/demo", client_for(f"http://127.0.0.1:{free_port()}"))
+    with pytest.raises(PublishError, match=r"s3://capacity/demo/.*cannot be reached: .*check its address"):
+        publish_run(store, "r1", sweeps, page, promote=True)
+
+
+def test_no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with pytest.raises(PublishError, match=r"s3://capacity/demo/x: no credentials .* AWS_ACCESS_KEY_ID"):
+        open_store("s3://capacity/demo").read("x")
+
+
+def test_default_client_speaks_to_an_endpoint_of_its_own(moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "access")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-key-1")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    store = open_store("s3://capacity/default")
+    assert isinstance(store, S3Store)
+    store.write("a/b.json", b"{}")
+    assert store.keys("a/") == ["a/b.json"]
+    assert store.exists("a/b.json")
+    assert not store.exists("a/c.json")
+    with pytest.raises(FileNotFoundError):
+        store.read("a/c.json")
+    config = store.client.meta.config
+    assert (config.retries["mode"], config.retries["total_max_attempts"]) == ("standard", 5)
+    assert config.s3["addressing_style"] == "path"
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(PublishError, match=r"file/a\.json: cannot be written: "):
+        FolderStore(tmp_path / "file").write("a.json", b"{}")
