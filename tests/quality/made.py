@@ -94,6 +94,7 @@ def sweep(
             started_at=started.isoformat(),
             loads=[load],
             client={
+                "pause_share": pause_share(rows, load),
                 "client_lag_p99_s": 0.002,
                 "client_cpu_share": 0.2,
                 "client_workers": 1,
@@ -109,6 +110,14 @@ def sweep(
         started += timedelta(seconds=ended_s + 10)
     made.requests = pd.concat(tables, ignore_index=True)
     return made
+
+
+def pause_share(rows: pd.DataFrame, load: LoadFacts) -> float:
+    """Share of slot time in the window spent in deliberate pauses."""
+    opened, closed = load.window_start_s, load.window_start_s + load.window_s
+    wished = rows["started_s"] - rows["send_lag_s"]
+    paused = (wished.clip(upper=closed) - (wished - rows["paused_s"]).clip(lower=opened)).clip(lower=0.0)
+    return float(paused.sum() / (load.window_s * load.concurrency))
 
 
 def sweep_json(run_id: str, stream: bool = True) -> dict[str, Any]:
@@ -148,8 +157,8 @@ def run(
     opened, cut, last_counted_end, level = 0.0, np.inf, 0.0, 0.0
     counted = 0
     while free:
-        freed, slot, paused = heapq.heappop(free)
-        wished = freed + 0.0003 + paused
+        ready, slot, paused = heapq.heappop(free)
+        freed, wished = ready - paused, ready + 0.0003
         start = wished + 0.0002
         if start > cut and start > last_counted_end:
             continue
@@ -163,7 +172,8 @@ def run(
         if server.queue is not None and sum(s[9] > start for s in sent[-2 * n :]) >= server.queue:
             end = start + 0.002
             sent.append((slot, start, wished, freed, paused, np.nan, 0.002, prompt, 0, start, is_counted, 1))
-            heapq.heappush(free, (end, slot, float(rng.uniform(0.5, 1.5))))
+            pause = float(rng.uniform(0.5, 1.5))
+            heapq.heappush(free, (end + pause, slot, pause))
         else:
             begin = max(start, heapq.heappop(busy))
             noise = np.exp(rng.normal(0, server.noise) + level)

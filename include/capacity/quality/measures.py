@@ -90,7 +90,11 @@ def _sizes(steps: pd.DataFrame, sweep_json: Mapping[str, Any]) -> None:
 def _in_flight(steps: pd.DataFrame) -> None:
     """How much of the nominal concurrency was in flight, deliberate pauses added back."""
     measured = steps["inflight_mean"] / steps["concurrency"]
-    steps["inflight_share"] = measured + steps["pause_share"].fillna(0.0).where(measured.notna())
+    unreachable = steps["stop_reason"].isin([str(StopReason.SERVER_GONE), str(StopReason.ERROR)]) | (
+        steps["connect_failed"] > 0.01 * steps["attempted"]
+    )
+    reached = measured + steps["pause_share"].fillna(0.0)
+    steps["inflight_share"] = reached.where(~unreachable & (steps["phase"] != str(Phase.BASELINE)))
     steps["inflight_excess"] = measured
     tail_s = steps["ttft_p99_s"].fillna(steps["e2e_p99_s"])
     steps["lag_of_latency"] = steps[["client_lag_p99_s", "send_lag_p99_s"]].max(axis=1) / tail_s

@@ -28,10 +28,11 @@ from great_expectations.expectations.metrics.map_metric_provider import (
     MulticolumnMapMetricProvider,
     multicolumn_condition_partial,
 )
+from great_expectations.expectations.row_conditions import Column
 
 from include.capacity.errors import DataError
 from include.capacity.quality.checks import Check
-from include.capacity.words import Severity
+from include.capacity.words import Outcome, Severity
 
 GX_SEVERITY = {Severity.REJECT: "critical", Severity.FLAG: "warning"}
 KEPT_EXAMPLES = 20
@@ -125,18 +126,11 @@ def validate(name: str, table: pd.DataFrame, checks: Iterable[Check], index: lis
             unknown.append(check)
         else:
             known.append(check)
-    batch = _batch(name, table)
-    suite = gx.ExpectationSuite(name=name)
-    for number, check in enumerate(known):
-        suite.add_expectation(_expectation(check, number, table))
-    result = (
-        _batch(name, table)
-        .validate(
-            suite,
-            result_format={"result_format": "COMPLETE", "unexpected_index_column_names": index},
-        )
-        .to_json_dict()
-    )
+    batch = _batch(name, table)  # first: a suite needs the context that it makes
+    expectations = [_expectation(check, number, table) for number, check in enumerate(known)]
+    asked = {"result_format": "COMPLETE", "unexpected_index_column_names": index}
+    suite = gx.ExpectationSuite(name=name, expectations=expectations)
+    result = batch.validate(suite, result_format=asked).to_json_dict()
     hits: list[Hit] = []
     for outcome in result["results"]:
         check = known[outcome["expectation_config"]["meta"]["number"]]
@@ -166,8 +160,13 @@ def _expectation(check: Check, number: int, table: pd.DataFrame) -> gxe.Expectat
         "meta": {"check": check.id, "number": number, "reason": check.reason},
         **check.limits,
     }
-    if check.only:
-        common |= {"row_condition": check.only, "condition_parser": "pandas"}
+    if check.kind == "between":  # limits are decimal, the values binary: 0.9 + 0.05 is no more than 0.95
+        low, high = common.get("min_value"), common.get("max_value")
+        strict = common.get("strict_min")
+        common["min_value"] = low if low is None or strict else low - TOLERANCE * abs(low)
+        common["max_value"] = None if high is None else high + TOLERANCE * abs(high)
+    if check.only_completed:
+        common["row_condition"] = Column("outcome") == Outcome.COMPLETED.value
     column = check.columns[0]
     columns = [name for name in check.columns if name in table]
     match check.kind:
