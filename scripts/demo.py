@@ -15,9 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from include.capacity.limits.compute import limits_table
-
 from include.capacity.config import load_fleet
+from include.capacity.limits.compute import limits_table
 from scripts.local_stack import ROOT, LocalStack
 
 DAG = "capacity_nightly"

@@ -126,8 +126,9 @@ class LocalStack:
         self.run("airflow", "db", "migrate")
         # What only people wait for gives way to what measures, on a machine this small.
         for part, polite in (("api-server", True), ("scheduler", False), ("dag-processor", True)):
-            command = [sys.executable, "-m", "airflow", part]
-            self.spawn(part, ["nice", "-n", "15", *command] if polite else command)
+            self.spawn(part, [sys.executable, "-m", "airflow", part])
+            if polite:
+                _give_way(self.processes[part].pid)
         self._wait("S3 server", self._s3_ready)
         self._wait("Airflow", self._airflow_ready)
 
@@ -260,6 +261,18 @@ class LocalStack:
         answer = self.api("GET", f"/dags/{dag}/dagRuns/{run}/taskInstances", params={"limit": 1000})
         answer.raise_for_status()
         return list(answer.json()["task_instances"])
+
+
+def _give_way(pid: int) -> None:
+    """Let a process and its future children go last when cores are short.
+
+    Where Linux schedules by session (autogroup), niceness counts only inside one, so the session itself
+    has to be made nice as well.
+    """
+    os.setpriority(os.PRIO_PROCESS, pid, 15)
+    group = Path(f"/proc/{pid}/autogroup")
+    if group.exists():
+        group.write_text("15")
 
 
 def _kept_secret(path: Path) -> str:

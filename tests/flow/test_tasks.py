@@ -1,0 +1,185 @@
+"""What the Airflow tasks do, called without Airflow: lateness, leases, servers, colours."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+
+from include.capacity.config import DEFAULT_FLEET
+from include.capacity.errors import ConfigError, NoLimit, PublishError, ServerError
+from include.capacity.flow import tasks
+from include.capacity.flow.tasks import NothingToDo, Run
+from include.capacity.servers.lease import Lease
+
+DUE = datetime(2026, 3, 1, 1, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def fleet_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The shipped fleet, publishing into the test's folder."""
+    data = yaml.safe_load(DEFAULT_FLEET.read_text())
+    data["publish"]["to"] = (tmp_path / "out").as_uri()
+    file = tmp_path / "fleet.yaml"
+    file.write_text(yaml.safe_dump(data, sort_keys=False))
+    monkeypatch.setenv("CAPACITY_FLEET", str(file))
+    monkeypatch.setenv("CAPACITY_STATE", str(tmp_path / "state"))
+    return file
+
+
+def a_run(run_id: str = "run-1", scheduled_at: datetime | None = None, **params) -> Run:
+    return Run.of(
+        run_id=run_id,
+        dag_id="capacity_sweep",
+        params=params,
+        scheduled_at=scheduled_at,
+        is_over=lambda _: False,
+    )
+
+
+def wrong_file(fleet_file: Path, old: str, new: str) -> None:
+    text = fleet_file.read_text()
+    assert old in text
+    fleet_file.write_text(text.replace(old, new))
+
+
+def test_plan_lists_baseline_prime_and_ladder_of_each_class_ascending(fleet_file: Path) -> None:
+    specs = tasks.plan(a_run(), "sprinter")
+    labels = [tasks.label(spec) for spec in specs]
+    assert labels == [
+        "baseline interactive c=1",
+        "prime interactive c=32",
+        "scout interactive c=8",
+        "scout interactive c=16",
+        "scout interactive c=24",
+        "scout interactive c=32",
+        "baseline batch c=1",
+        "prime batch c=32",
+        "scout batch c=8",
+        "scout batch c=16",
+        "scout batch c=24",
+        "scout batch c=32",
+    ]
+
+
+def test_plan_in_exact_mode_lists_the_steps_given_and_their_repeats(fleet_file: Path) -> None:
+    run = a_run(mode="exact", concurrency="4, 8", repeats=2, classes=["batch"])
+    labels = [tasks.label(spec) for spec in tasks.plan(run, "steady")]
+    assert labels == ["grid batch c=4", "grid batch c=8", "grid batch c=4 #2", "grid batch c=8 #2"]
+
+
+def test_a_model_not_selected_is_nothing_to_do(fleet_file: Path) -> None:
+    with pytest.raises(NothingToDo, match="steady is not selected"):
+        tasks.plan(a_run(models=["sprinter"]), "steady")
+
+
+@pytest.mark.parametrize(("late_s", "skipped"), [(0, False), (7200, False), (7201, True)])
+def test_a_nightly_run_that_starts_too_late_is_skipped(fleet_file: Path, late_s: int, skipped: bool) -> None:
+    run, now = a_run(scheduled_at=DUE), DUE + timedelta(seconds=late_s)
+    if skipped:
+        with pytest.raises(NothingToDo, match=r"7201 s ago: later than night\.max_lateness_s"):
+            tasks.plan(run, "steady", now=now)
+        assert not run.sweep("steady").exists("sweep.json")
+    else:
+        assert tasks.plan(run, "steady", now=now)
+
+
+def test_planning_again_keeps_what_was_measured(fleet_file: Path) -> None:
+    run = a_run()
+    tasks.plan(run, "steady")
+    before = run.sweep("steady").read("sweep.json")
+    tasks.plan(run, "steady", now=datetime(2030, 1, 1, tzinfo=UTC))
+    assert run.sweep("steady").read("sweep.json") == before
+
+
+def test_an_unwritable_target_shows_before_a_server_starts(fleet_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file where a folder should be")
+    with pytest.raises((PublishError, OSError)):
+        tasks.plan(a_run(), "steady")
+
+
+def test_the_lease_keeps_a_second_run_waiting(fleet_file: Path) -> None:
+    first, second = a_run("run-1"), a_run("run-2")
+    assert tasks.lease(first, "steady") is True
+    assert tasks.lease(first, "sprinter") is False  # the same accelerator, another model of the same run
+    assert tasks.lease(second, "steady") is False
+    tasks.stop_server(first, "steady")
+    assert tasks.lease(second, "steady") is True
+
+
+def test_a_lease_whose_run_is_over_is_broken(fleet_file: Path) -> None:
+    assert tasks.lease(a_run("run-1"), "steady")
+    later = Run.of(
+        run_id="run-2",
+        dag_id="capacity_sweep",
+        params={},
+        is_over=lambda holder: holder == "capacity_sweep/run-1",
+    )
+    assert tasks.lease(later, "steady") is True
+    held = Lease("sim-0", holder="", model="").current()
+    assert held is not None
+    assert held.holder == "capacity_sweep/run-2"
+
+
+def test_a_server_that_cannot_start_is_told_in_the_report(fleet_file: Path) -> None:
+    wrong_file(fleet_file, "profile: steady", "profile: nowhere")
+    run = a_run()
+    tasks.plan(run, "steady")
+    with pytest.raises(ConfigError, match="nowhere"):
+        tasks.start_server(run, "steady")
+    problems = run.sweep("steady").read_json("sweep.json")["problems"]
+    assert [problem["stage"] for problem in problems] == ["start_server"]
+    assert "nowhere" in problems[0]["error"]
+
+
+def test_a_step_without_a_server_says_what_to_do(fleet_file: Path) -> None:
+    run = a_run()
+    spec = tasks.plan(run, "steady")[0]
+    with pytest.raises(ServerError, match="no server is recorded for run run-1; clear start_server"):
+        tasks.ladder_step(run, "steady", spec)
+
+
+def test_stopping_what_never_started_is_fine(fleet_file: Path) -> None:
+    tasks.stop_server(a_run(), "steady")
+
+
+def limits_json(run: Run, model: str, *entries: tuple[str, str, int | None]) -> None:
+    run.sweep(model).write_json(
+        "limits.json",
+        {"limits": [{"class": c, "status": s, "limit": n, "claim": f"about {c}"} for c, s, n in entries]},
+    )
+
+
+def test_a_run_with_findings_is_green(fleet_file: Path) -> None:
+    run = a_run()
+    limits_json(run, "steady", ("interactive", "proven", 22), ("batch", "lower_bound", 192))
+    limits_json(run, "sprinter", ("interactive", "no_passing_step", None), ("batch", "proven", 16))
+    tasks.check_run(run, {"steady.ladder_0": "success", "steady.ladder_1": "skipped"})
+
+
+@pytest.mark.parametrize("status", ["rejected", "not_measured", "insufficient_evidence"])
+def test_a_class_without_a_limit_for_a_fault_of_ours_is_red(fleet_file: Path, status: str) -> None:
+    run = a_run()
+    limits_json(run, "steady", ("interactive", "proven", 22), ("batch", status, None))
+    with pytest.raises(NoLimit, match=rf"steady batch: no limit \({status}\): about batch"):
+        tasks.check_run(run, {})
+
+
+@pytest.mark.parametrize("state", ["failed", "upstream_failed"])
+def test_a_failed_task_is_red_and_named(fleet_file: Path, state: str) -> None:
+    run = a_run()
+    limits_json(run, "steady", ("interactive", "proven", 22))
+    with pytest.raises(NoLimit, match=r"tasks failed: sprinter\.start_server"):
+        tasks.check_run(run, {"sprinter.start_server": state, "steady.stop_server": "success"})
+
+
+def test_manual_runs_do_not_promote_unless_asked(fleet_file: Path) -> None:
+    assert a_run().promote is False
+    assert a_run(promote=True).promote is True
+
+
+def test_nothing_measured_is_nothing_to_publish(fleet_file: Path) -> None:
+    with pytest.raises(NothingToDo, match="no model was measured"):
+        tasks.publish(a_run())
