@@ -161,12 +161,16 @@ def test_an_unknown_class_is_named():
         judge(rows(600), classes={"batch": batch_class()})
 
 
-def test_a_step_cut_by_its_cap_may_fail_and_may_not_pass():
-    of = spec(requests=640)
-    assert judge(rows(600), of, stop=StopReason.CAP).state == State.INCONCLUSIVE
-    assert judge(rows(640), of, stop=StopReason.CAP).state == State.PASS
-    failed = rows(600, outcome="first_token_timeout")
-    assert judge(failed, of, stop=StopReason.CAP).state == State.FAIL
+def test_a_step_cut_by_its_cap_may_fail_and_passes_only_with_half_its_requests_and_ten_a_slot():
+    assert judge(rows(600), spec(n=8), stop=StopReason.CAP).state == State.PASS
+    assert judge(rows(300), spec(n=8), stop=StopReason.CAP).state == State.PASS
+    assert judge(rows(299), spec(n=8), stop=StopReason.CAP).state == State.INCONCLUSIVE
+    assert judge(rows(400), spec(n=40), stop=StopReason.CAP).state == State.PASS
+    assert judge(rows(399), spec(n=40), stop=StopReason.CAP).state == State.INCONCLUSIVE
+    assert judge(rows(639), spec(n=64, requests=640), stop=StopReason.CAP).state == State.INCONCLUSIVE
+    assert judge(rows(640), spec(n=64, requests=640), stop=StopReason.CAP).state == State.PASS
+    failed = rows(100, outcome="first_token_timeout")
+    assert judge(failed, spec(n=40), stop=StopReason.CAP).state == State.FAIL
 
 
 def test_what_says_nothing():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from include.capacity.words import LimitStatus
+from include.capacity.words import LimitStatus, StopReason
 
 OBJECTIVES = {
     "ttft": "had the first token within {}",
@@ -58,6 +58,8 @@ def _grounds(entry: Mapping[str, Any]) -> str:
     grounds.append("one-sided 95 %")
     if evidence["seconds"] is not None:
         grounds.append(f"{evidence['seconds']:,.0f} s measured")
+    if evidence["stop_reason"] == StopReason.CAP:
+        grounds.append("stopped by the time cap")
     if evidence["repeats"] > 1:
         grounds.append(f"{evidence['repeats']} runs")
     if entry["source"] == "measured":

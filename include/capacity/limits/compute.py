@@ -43,7 +43,13 @@ from include.capacity.limits.knees import (
     server_bound,
     throughput_knee,
 )
-from include.capacity.limits.planner import Problem, Search, SharedSearch, problem_of
+from include.capacity.limits.planner import (
+    Problem,
+    Search,
+    SharedSearch,
+    problem_of,
+    without_stray_crashes,
+)
 from include.capacity.limits.saturation import saturation
 from include.capacity.limits.table import limits_table
 from include.capacity.words import LimitStatus, Phase, Severity, State
@@ -74,7 +80,7 @@ def compute_limits(
     whole = bool(quality) and quality is not None and quality.get("verdict") == Severity.REJECT
     limits: list[dict[str, Any]] = []
     if sweep_json.get("source", "measured") == "measured":
-        judged = _without_rejected(evidence, quality)
+        judged = without_stray_crashes(_without_rejected(evidence, quality))
         problem = replace(problem_of({**sweep_json, "budget_s": None}), classes=asked)
         sweep = _Sweep(sweep_json, flags, whole)
         limits += [_alone(sweep, problem, name, judged) for name in asked]

@@ -10,8 +10,9 @@ aborted and those the server called wrong (client errors) are in no rate:
     fail          U_y <  floor or  U_z <  q
     inconclusive  otherwise
 
-q is the strictest of the objectives' shares. A pass needs the number of requests that the step
-was planned with: a step cut short by its cap may fail, and may not pass. A server that crashed
+q is the strictest of the objectives' shares. A step cut short by its cap may fail on what it has, and pass
+only if that is at least half of what was planned and 10 N: ten residence times, or correlation cannot be
+seen. A server that crashed
 failed; a step that the instrument itself calls invalid, that was cancelled or ended with an error
 says nothing (``state`` None).
 
@@ -42,6 +43,7 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 WITHOUT_VERDICT = frozenset({Phase.BASELINE, Phase.PRIME})
+RESIDENCE_TIMES = 10
 QUANTILE_BATCHES = 10
 """Batches for the interval of a quantile; 1.8 is Student's t of 90 % with 9 degrees of freedom."""
 QUANTILE_T = 1.8
@@ -310,7 +312,8 @@ def _verdict(evidence: Evidence, service: ServiceClass, completion: Rate, object
     if evidence.crashed:
         return State.FAIL
     state = verdict(service, completion, objective)
-    short = evidence.stop_reason == StopReason.CAP and evidence.attempted < evidence.planned
+    needed = min(evidence.planned, max(evidence.planned / 2, RESIDENCE_TIMES * evidence.concurrency))
+    short = evidence.stop_reason == StopReason.CAP and evidence.attempted < needed
     return State.INCONCLUSIVE if state is State.PASS and short else state
 
 

@@ -345,7 +345,7 @@ class Search:
     def _again(self, phase: Phase, n: int) -> Iterator[StepSpec]:
         """The step, unless it was measured or has been tried often enough."""
         tried = self._tried(phase, n)
-        if any(e.usable for e in tried) or len(tried) >= self.tries:
+        if any(e.usable and not e.crashed for e in tried) or len(tried) >= self.tries:
             return
         repeat = max((e.repeat for e in tried), default=0) + 1
         if phase is Phase.PROVE:
@@ -458,6 +458,23 @@ class SharedSearch:
 # -- the one next step
 
 
+def without_stray_crashes(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """``evidence``, in the order of measuring, without crashes that did not happen again.
+
+    A server that died at a concurrency is started and asked once more: only what kills it twice is the
+    concurrency's doing, and not a hand's or another process's.
+    """
+    survived: set[tuple[str, int, tuple[tuple[str, int], ...]]] = set()
+    kept = []
+    for e in reversed(evidence):
+        load = (e.service_class, e.concurrency, tuple(sorted(e.beside.items())))
+        if e.usable and not e.crashed:
+            survived.add(load)
+        if not (e.crashed and load in survived):
+            kept.append(e)
+    return kept[::-1]
+
+
 def next_step(
     problem: Problem, evidence: Sequence[Evidence], at_least: Phase | None = None
 ) -> StepSpec | None:
@@ -466,6 +483,7 @@ def next_step(
     ``at_least``: return no step of an earlier phase (a task that only proves asks from
     ``Phase.PROVE`` on); phases before the latest that evidence was gathered in are over anyway.
     """
+    evidence = without_stray_crashes(evidence)
     begun = max((ORDER[Phase(e.phase)] for e in evidence), default=0)
     floor = max(begun, ORDER[at_least] if at_least else 0)
     if problem.mode == "exact":
@@ -496,6 +514,7 @@ def next_step(
 
 def skip_reason(problem: Problem, spec: StepSpec, evidence: Sequence[Evidence]) -> str | None:
     """Why an asked-for ladder step is no longer wanted; None if it is to be measured."""
+    evidence = without_stray_crashes(evidence)
     load = spec.loads[0]
     if spec.phase is Phase.GRID:
         crash = _grid_crash(evidence, load.service_class)
@@ -520,14 +539,14 @@ def _exact(problem: Problem, evidence: Sequence[Evidence]) -> Iterator[StepSpec]
     for spec in ladder_steps(problem):
         load = spec.loads[0]
         crash = _grid_crash(evidence, load.service_class)
-        if crash is not None and load.concurrency >= crash:
+        if crash is not None and load.concurrency > crash:
             continue
         for repeat in (spec.repeat, spec.repeat + problem.repeats):
             again = _grid(problem, load.service_class, load.concurrency, repeat)
             found = [e for e in evidence if e.key == again.key]
             if not found:
                 yield again
-            if not found or any(e.usable for e in found):
+            if not found or any(e.usable and not e.crashed for e in found):
                 break
 
 
