@@ -169,6 +169,7 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("concurrency_exceeded", "reject", {"inflight_mean": 102.0}, {"inflight_mean": 102.1}),
     ("client_bound", "reject", {"invalid": None}, {"invalid": "The client was the bottleneck."}),
+    ("simulator_kept_up", "reject", {"invalid": None}, {"invalid": "simulator-bound: it fell behind"}),
     ("client_lag", "flag", {"client_lag_p99_s": 0.25}, {"client_lag_p99_s": 0.26}),
     ("client_lag", "flag", {"client_cpu_share": 0.9}, {"client_cpu_share": 0.91}),
     ("warm_up", "flag", {"warmup_steady": None}, {"warmup_steady": False}),

@@ -172,7 +172,9 @@ def _step_checks() -> Iterable[Check]:
         "wrong, "
         "or another load ran.", high=1.02,
     )  # fmt: skip
-    yield _between("client_bound", REJECT, "instrument_invalid", "{invalid}", high=0)
+    # What the instrument itself found while it measured.
+    yield _between("client_bound", REJECT, "instrument_invalid", "{invalid}.", high=0)
+    yield _between("simulator_kept_up", REJECT, "simulator_behind", "{invalid}.", high=0)
     for severity, high in ((FLAG, 0.05), (REJECT, 0.10)):
         yield _between(
             "client_bound", severity, "client_time_share",
@@ -206,8 +208,7 @@ def _step_checks() -> Iterable[Check]:
         )  # fmt: skip
     yield _between(
         "warm_up", FLAG, "start_up_size",
-        "The {start_up_of} at the start of the window differs by {start_up:+.0%} from the rest (alpha "
-        "0.001): the "
+        "The {start_up_of} at the start of the window differs by {start_up:+.0%} from the rest: the "
         "warm-up is part of the measurement.", high=0.2,
     )  # fmt: skip
     yield _between(

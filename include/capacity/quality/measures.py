@@ -98,7 +98,12 @@ def _in_flight(steps: pd.DataFrame) -> None:
     steps["inflight_excess"] = measured
     tail_s = steps["ttft_p99_s"].fillna(steps["e2e_p99_s"])
     steps["lag_of_latency"] = steps[["client_lag_p99_s", "send_lag_p99_s"]].max(axis=1) / tail_s
-    steps["instrument_invalid"] = steps["invalid"].notna().astype(float)
+    steps["invalid"] = (
+        steps["invalid"].str.strip().str.rstrip(".") if steps["invalid"].notna().any() else None
+    )
+    behind = steps["invalid"].map(lambda why: str(why).startswith("simulator-bound"))
+    steps["simulator_behind"] = behind.astype(float)
+    steps["instrument_invalid"] = (steps["invalid"].notna() & ~behind).astype(float)
     steady = steps["warmup_steady"].map({True: 0.0, False: 1.0, "True": 0.0, "False": 1.0})
     steps["warmup_unsteady"] = steady.where(~steps["phase"].isin(UNSIZED))
 
@@ -294,7 +299,8 @@ def _compared(steps: pd.DataFrame, rows: _Rows) -> None:
     phase = steps["phase"].tolist()
     falls, apart = _Largest(len(steps)), _Largest(len(steps))
     for _, curve in _curves(steps):
-        alone = curve.loc[~curve["is_failing"] & (curve["phase"] != str(Phase.SHARED)), "row"].tolist()
+        usable = ~curve["is_failing"] & curve["invalid"].isna() & (curve["phase"] != str(Phase.SHARED))
+        alone = curve.loc[usable, "row"].tolist()
         for latency, called in LATENCY_NAMES.items() if alone else ():
             reference = rows.reference(alone, latency)
             means = {row: rows.batches(row, concurrency[row], latency, reference) for row in alone}
@@ -376,6 +382,7 @@ def _series(judged: pd.DataFrame, rows: _Rows | None) -> pd.DataFrame:
 def _anchor(curve: pd.DataFrame, rows: _Rows | None) -> dict[str, Any]:
     """The anchor step against the same concurrency measured earlier, at equal lengths."""
     nothing = {"anchor_differs": math.nan, "anchor_of": math.nan, "anchor_concurrency": math.nan}
+    curve = curve[curve["invalid"].isna()]
     is_anchor = curve["phase"] == str(Phase.ANCHOR)
     if not is_anchor.any():
         return nothing

@@ -9,6 +9,7 @@ This module imports Great Expectations (seconds): import it where it is used, ne
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ from great_expectations.expectations.row_conditions import Column
 from include.capacity.errors import DataError
 from include.capacity.quality.checks import Check
 from include.capacity.words import Outcome, Severity
+
+# This module of theirs sets its own level to INFO, to report a folder that it removes again at once.
+logging.getLogger("great_expectations.data_context.types.base").setLevel(logging.WARNING)
 
 GX_SEVERITY = {Severity.REJECT: "critical", Severity.FLAG: "warning"}
 KEPT_EXAMPLES = 20
