@@ -484,8 +484,7 @@ def trust(data: ModelData) -> dict[str, Any]:
         notes.append(
             f"On no curve and in no limit: {number(unused)} of the steps; they are struck out below."
         )
-    steady = steps["warmup_steady"].dropna()
-    short = int((steady.map(str).str.lower() == "false").sum())
+    short = sum(text(steady).lower() == "false" for steady in steps["warmup_steady"])
     if short:
         notes.append(f"Not steady when the warm-up reached its cap: {number(short)} of the steps.")
     reached = (steps["inflight_mean"] / steps["concurrency"]).dropna()

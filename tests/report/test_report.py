@@ -1,0 +1,369 @@
+"""The rendered reports: order, golden facts, marks, escaping, figures."""
+
+from __future__ import annotations
+
+import html
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from scipy import stats
+
+from include.capacity.errors import DataError
+from include.capacity.report.build import build_fleet_report, build_model_report, markdown_text
+from include.capacity.report.data import binomial_bounds, curve_of, judged_steps, read_model
+from include.capacity.report.figures import model_drawings
+from include.capacity.report.words import percent, rate, seconds
+from include.capacity.results.store import FolderStore
+from include.capacity.results.sweepdir import SweepDir
+from tests.report.conftest import Built
+from tests.report.fixtures import STEADY, make_sweep
+
+ORDER = [
+    "Limits",
+    "How sure",
+    "What bound them",
+    "May I trust the measurement?",
+    "What to do",
+    "Evidence",
+]
+
+
+def plain(page: str) -> str:
+    """A page's text without tags, on one line."""
+    page = re.sub(r"<(style|svg)\b.*?</\1>", " ", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
+
+
+@pytest.mark.parametrize("model", ["steady", "sprinter"])
+def test_order_of_sections(built: Built, model: str) -> None:
+    page, markdown = built.page(model, "report.html"), built.page(model, "report.md")
+    assert re.findall(r"<h2 [^>]*>(.*?)</h2>", page) == ORDER
+    assert re.findall(r"^## (.*)$", markdown, flags=re.MULTILINE) == ORDER
+    assert re.findall(r"<h2 [^>]*>(.*?)</h2>", built.fleet.read("report.html").decode()) == ORDER
+
+
+def test_changes_have_their_place_when_history_is_given(built: Built, tmp_path: Path) -> None:
+    sweep = SweepDir(FolderStore(tmp_path))
+    for name in ("sweep.json", "limits.json", "quality.json", "steps.csv"):
+        sweep.write(name, built.sweeps["steady"].read(name))
+    limit = built.models["steady"].limit("interactive")
+    assert limit is not None
+    previous = {**limit, "limit": 4 * limit["limit"], "run_id": "r0", "stack_id": "other"}
+    previous["bracket"] = [previous["limit"], previous["limit"] + 4]
+    build_model_report(sweep, {"interactive": previous})
+    page = sweep.read("report.html").decode()
+    assert re.findall(r"<h2 [^>]*>(.*?)</h2>", page) == [*ORDER[:3], "What changed", *ORDER[3:]]
+    assert f"the limit fell from {4 * limit['limit']} to {limit['limit']} (−75 %) since run r0" in plain(page)
+
+
+@pytest.mark.parametrize("model", ["steady", "sprinter"])
+def test_every_limit_with_its_claim_and_evidence(built: Built, model: str) -> None:
+    page, markdown = plain(built.page(model, "report.html")), built.page(model, "report.md")
+    limits = built.sweeps[model].read_json("limits.json")["limits"]
+    assert [entry["class"] for entry in limits] == ["interactive", "batch"]
+    for entry in limits:
+        assert entry["claim"] in page
+        assert entry["claim"] in markdown
+        evidence = entry["evidence"]
+        assert evidence["n"] >= 600
+        row = next(
+            line
+            for line in markdown.splitlines()
+            if line.startswith(f"| {model} | {entry['class']} | {entry['limit']} | {evidence['n']:,} |")
+        )
+        assert percent(evidence["completion_lower"]) in row
+        assert seconds(evidence["seconds"]) in row
+
+
+def test_every_percentile_stands_with_its_n(built: Built) -> None:
+    page = built.page("steady", "report.html")
+    heads = [plain(head) for head in re.findall(r"<thead>(.*?)</thead>", page, flags=re.DOTALL)]
+    latency = [head for head in heads if "TTFT p95" in head and "in flight" in head]
+    assert len(latency) == 2
+    for head in latency:
+        assert "TTFT p50 TTFT p95 TTFT p99 TTFT n TPOT p50" in head
+        assert head.endswith("E2E p50 E2E p95 E2E p99 E2E n")
+    steps = built.models["steady"].steps
+    proof = steps[(steps["phase"] == "prove") & (steps["service_class"] == "interactive")].iloc[-1]
+    line = f"{seconds(proof['ttft_p95_s'])} {seconds(proof['ttft_p99_s'])} {proof['ttft_n']:,.0f}"
+    assert line in plain(page)
+
+
+def test_steps_show_bounds_outcomes_and_interval(built: Built) -> None:
+    page = plain(built.page("sprinter", "report.html"))
+    steps = built.models["sprinter"].steps
+    shed = steps[(steps["service_class"] == "interactive") & (steps["rejected"] > 0)].iloc[0]
+    assert f"rejected (429, 503) {shed['rejected']:,.0f}" in page
+    assert f"{percent(shed['y_lower'])} to {percent(shed['y_upper'])}" in page
+    proof = steps[(steps["phase"] == "prove") & (steps["service_class"] == "interactive")].iloc[-1]
+    assert f"{rate(proof['request_per_s_low'])} to {rate(proof['request_per_s_high'])}" in page
+
+
+def test_fleet_says_that_the_faster_model_has_the_lower_limit(built: Built) -> None:
+    expected = re.compile(
+        r"sprinter has more raw throughput than steady \([\d,]+ vs [\d,]+ tok/s at their peaks\), yet its "
+        r"safe interactive limit is lower \(11 vs 2\d\): it sheds [\d.]+ % at \d+ \(n [\d,]+\)\."
+    )
+    assert expected.search(plain(built.fleet.read("report.html").decode()))
+    assert expected.search(built.fleet.read("report.md").decode())
+
+
+def test_fleet_names_the_failed_model_and_links_the_others(built: Built) -> None:
+    page = built.fleet.read("report.html").decode()
+    assert "broken The server died at start: out of memory." in plain(page)
+    assert 'href="./steady/report.html"' in page
+    assert 'href="./sprinter/report.html"' in page
+    assert "run nightly-2026-11-30" in plain(page)
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md"])
+def test_simulated_is_marked_at_top_and_bottom(built: Built, name: str) -> None:
+    for page in (built.page("steady", name), built.fleet.read(name).decode()):
+        shown = plain(page) if name.endswith("html") else page
+        mark = "SIMULATED: time scale 20x. The server is a simulation"
+        assert mark in shown.replace("**", "")
+        assert shown.count("SIMULATED") == 2
+
+
+def test_real_servers_are_not_marked(tmp_path: Path) -> None:
+    sweep = make_sweep(
+        FolderStore(tmp_path), "", "real", STEADY, simulated=False, ladders={"interactive": [1, 4]}
+    )
+    build_model_report(sweep)
+    assert "SIMULATED" not in sweep.read("report.html").decode()
+    assert "SIMULATED" not in sweep.read("report.md").decode()
+
+
+def test_pages_are_self_contained(built: Built) -> None:
+    for page in (built.page("steady", "report.html"), built.fleet.read("report.html").decode()):
+        assert not re.search(r"<(script|link|img|iframe)\b", page)
+        assert "@import" not in page
+        assert not re.search(r"""(src|href)=["'](https?:)?//""", page)
+        assert page.count("<svg") >= 2
+        ids = re.findall(r'\bid="([^"]+)"', page)
+        assert len(ids) == len(set(ids))
+        used = set(re.findall(r'href="#([^"]+)"', page)) | set(re.findall(r"url\(#([^)]+)\)", page))
+        assert used <= set(ids)
+
+
+def test_tables_are_accessible(built: Built) -> None:
+    page = built.page("sprinter", "report.html")
+    tables = re.findall(r"<table>(.*?)</table>", page, flags=re.DOTALL)
+    assert len(tables) >= 8
+    for table in tables:
+        assert re.search(r"<caption>\S", table)
+        assert '<th scope="col"' in table
+        assert '<th scope="row">' in table
+    assert '<html lang="en">' in page
+    figures = re.findall(r'<svg[^>]*role="img"[^>]*aria-labelledby="([^"]+)"', page)
+    assert len(figures) == page.count("<svg")
+    assert all(f'<title id="{label}">' in page for label in figures)
+
+
+def test_figures_are_files_and_whole_xml(built: Built) -> None:
+    names = built.sweeps["steady"].names("figures/")
+    assert names == sorted(
+        f"figures/{kind}-{figure}.{suffix}"
+        for kind in ("batch", "interactive")
+        for figure in ("throughput", "latency", "completion", "outcomes", "server")
+        for suffix in ("png", "svg")
+    )
+    for name in names:
+        content = built.sweeps["steady"].read(name)
+        if name.endswith("png"):
+            assert content.startswith(b"\x89PNG")
+        else:
+            assert ET.fromstring(content).tag == "{http://www.w3.org/2000/svg}svg"
+            assert len(content) < 80_000
+            assert b"<dc:date>" not in content
+
+
+def test_figures_are_deterministic(built: Built) -> None:
+    first = next(iter(model_drawings(built.models["steady"])))
+    again = next(iter(model_drawings(read_model(built.sweeps["steady"]))))
+    assert (first.svg, first.png) == (again.svg, again.png)
+
+
+def test_captions_are_computed(built: Built) -> None:
+    captions = {drawing.name: drawing.caption for drawing in model_drawings(built.models["sprinter"])}
+    assert re.match(
+        r"Throughput of completed requests (peaks at|still rises)", captions["interactive-throughput"]
+    )
+    assert re.match(
+        r"The completion rate first falls below its floor of 99 % at \d+: [\d.]+ % \(n \d+, one-sided 95 %",
+        captions["interactive-completion"],
+    )
+    assert re.match(
+        r"Of [\d,]+ attempted requests [\d,]+ failed: rejected \(429, 503\) [\d,]+ and connection lost \d+\.",
+        captions["interactive-outcomes"],
+    )
+
+
+HOSTILE = '<script>alert("x")</script> | $x_{1}$ *b* [l](javascript:1) & "q"'
+
+
+def test_hostile_names_are_text(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    sweep = make_sweep(
+        store,
+        "m",
+        HOSTILE,
+        STEADY,
+        ladders={"interactive": [1, 4]},
+        changes={"served_name": HOSTILE, "stack": {HOSTILE: HOSTILE}, "stack_id": HOSTILE},
+    )
+    build_model_report(sweep)
+    build_fleet_report({HOSTILE: sweep}, SweepDir(store), {"run_id": HOSTILE, "failed": {HOSTILE: HOSTILE}})
+    for page in (sweep.read("report.html").decode(), store.read("report.html").decode()):
+        assert "<script" not in page
+        assert "&lt;script&gt;" in page
+        assert page.count("<table>") == page.count("</table>")
+    for markdown in (sweep.read("report.md").decode(), store.read("report.md").decode()):
+        assert "<script" not in markdown
+        assert not re.search(r"(?<!\\)\]\(javascript:", markdown)
+        assert r"\*b\*" in markdown
+    for name in sweep.names("figures/"):
+        if name.endswith("svg"):
+            assert "<script" not in ET.tostring(ET.fromstring(sweep.read(name)), encoding="unicode")
+
+
+def test_markdown_text_stays_in_its_cell() -> None:
+    assert markdown_text("a|b\n# c `d` _e_") == r"a\|b # c \`d\` \_e\_"
+    assert markdown_text("<b>") == "&lt;b&gt;"
+
+
+# -- what is used and what is not
+
+
+def test_rejected_steps_are_shown_but_not_used(built: Built, tmp_path: Path) -> None:
+    sweep = SweepDir(FolderStore(tmp_path))
+    for name in ("sweep.json", "limits.json", "steps.csv", "quality.json"):
+        sweep.write(name, built.sweeps["steady"].read(name))
+    quality = sweep.read_json("quality.json")
+    top = max(
+        (
+            step
+            for step in quality["steps"]
+            if step["service_class"] == "interactive" and step["phase"] == "scout"
+        ),
+        key=lambda step: step["concurrency"],
+    )
+    top["verdict"] = "reject"
+    top["findings"] = [
+        {"check": "concurrency_reached", "severity": "reject", "reason": "Only 40 of 64 were in flight."}
+    ]
+    sweep.write_json("quality.json", quality)
+    build_model_report(sweep)
+    page = sweep.read("report.html").decode()
+    assert top["concurrency"] not in read_model(sweep).curve("interactive").index
+    assert "Only 40 of 64 were in flight." in plain(page)
+    assert page.count('<tr class="unused">') == 2
+    assert "1 rejected." in plain(page)
+
+
+def test_unchecked_data_says_so(built: Built, tmp_path: Path) -> None:
+    sweep = SweepDir(FolderStore(tmp_path))
+    for name in ("sweep.json", "limits.json", "steps.csv"):
+        sweep.write(name, built.sweeps["steady"].read(name))
+    build_model_report(sweep)
+    assert "not checked The data were not checked." in plain(sweep.read("report.html").decode())
+
+
+def test_imported_steps_without_rows_or_limits(tmp_path: Path) -> None:
+    sweep = SweepDir(FolderStore(tmp_path))
+    sweep.write_json("sweep.json", {"model": "llama", "source": "study.csv"})
+    steps = pd.DataFrame(
+        {
+            "model": "llama",
+            "source": "study.csv",
+            "concurrency": [500, 600, 700],
+            "total_tok_per_s": [60131.0, 59800.0, 60500.0],
+            "e2e_p99_s": [9.0, 11.0, 13.0],
+        }
+    )
+    sweep.write_steps(steps)
+    build_model_report(sweep)
+    page = plain(sweep.read("report.html").decode())
+    assert "peaks at 60,500 tok/s at 700, but is no faster than at 500 (60,131 tok/s)." in page
+    assert "No limit was computed for this sweep." in page
+    assert "they are unknown, not zero" in page
+
+
+def test_repeats_are_pooled_with_a_t_interval() -> None:
+    rows = [
+        {
+            "model": "m",
+            "service_class": "batch",
+            "phase": "grid",
+            "concurrency": 8,
+            "repeat": repeat,
+            "attempted": 100,
+            "completed": 99,
+            "n_effective": 100.0,
+            "total_tok_per_s": x,
+        }
+        for repeat, x in enumerate((10.0, 20.0, 30.0), 1)
+    ]
+    row = curve_of(judged_steps(pd.DataFrame(rows), None)).loc[8]
+    assert (row["attempted"], row["completed"], row["total_tok_per_s"]) == (300, 297, 20.0)
+    assert row["total_tok_per_s_high"] == pytest.approx(20 + 4.302653 * 10 / 3**0.5)
+    exact = stats.binomtest(297, 300).proportion_ci(0.9, method="exact")
+    assert (row["y_lower"], row["y_upper"]) == (pytest.approx(exact.low), pytest.approx(exact.high))
+
+
+def test_bounds_are_clopper_pearson() -> None:
+    assert binomial_bounds(600, 600) == (pytest.approx(0.05 ** (1 / 600)), 1.0)
+    assert binomial_bounds(0, 20) == (0.0, pytest.approx(1 - 0.05 ** (1 / 20)))
+    assert all(bound != bound for bound in binomial_bounds(0, 0))
+
+
+def test_broken_sweeps_are_named(tmp_path: Path) -> None:
+    sweep = SweepDir(FolderStore(tmp_path))
+    sweep.write_json("sweep.json", {})
+    with pytest.raises(DataError, match=r"sweep\.json: key 'model' is missing"):
+        build_model_report(sweep)
+    sweep.write_json("sweep.json", {"model": "m"})
+    sweep.write("steps.csv", "a,b\n1,2\n")
+    with pytest.raises(DataError, match=r"steps\.csv: columns \['model', 'concurrency'\] are missing"):
+        build_model_report(sweep)
+
+
+# -- numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1.0, "100 %"),
+        (0.9996, "99.96 %"),
+        (0.99, "99 %"),
+        (0.0714, "7.1 %"),
+        (0.0004, "0.04 %"),
+        (0.0, "0 %"),
+        (0.9999999, "> 99.999 %"),
+        (None, "–"),
+        (float("nan"), "–"),
+    ],
+)
+def test_percent_never_rounds_to_all_or_nothing(value: float | None, expected: str) -> None:
+    assert percent(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (212.4, "212 s"),
+        (60.0, "60 s"),
+        (12.34, "12.3 s"),
+        (1.0, "1.0 s"),
+        (0.62, "0.62 s"),
+        (0.0231, "23 ms"),
+        (0.0008, "0.8 ms"),
+        (None, "–"),
+    ],
+)
+def test_seconds(value: float | None, expected: str) -> None:
+    assert seconds(value) == expected
