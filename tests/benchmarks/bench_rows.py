@@ -1,9 +1,10 @@
 """From request rows to limits: time and memory at 1 million rows, and how both grow up to 10 million.
 
-``python -m tests.benchmarks.bench_rows`` writes a made-up sweep of 40 steps, one for each size, and in a fresh
+``python -m tests.benchmarks.bench_rows`` writes a made-up sweep of 40 steps for each size and in a fresh
 process runs what the command line runs after a sweep, without the Great Expectations suites: evidence and
-``steps.csv`` from the rows, then ``limits``. It prints seconds, peak memory of the whole process, and the
-growth per row against the smallest size. Exit status 1 if 1 million rows take 10 s or 1 GiB, or if a row of
+``steps.csv`` from the rows, then ``limits``. It prints processor and wall seconds, peak memory of the whole
+process, and the growth per row against the smallest size. Processor seconds are judged: those of the wall are
+of whatever else the machine does. Exit status 1 if 1 million rows take 10 s or 1 GiB, or if a row of
 the largest sweep costs more than 1.5 times a row of the smallest.
 """
 
@@ -143,20 +144,20 @@ def _rows(name: str, workload: str, spec: StepSpec, n: int, rng: np.random.Gener
 
 
 def judge(folder: Path) -> dict[str, float]:
-    """Seconds and peak bytes of this process for everything from rows to limits."""
+    """Seconds (processor, wall) and peak bytes of this process for everything from rows to limits."""
     from include.capacity.flow.sweep import limits, recompute_evidence, write_steps
 
     sweep = SweepDir(FolderStore(folder))
-    started = time.perf_counter()
+    wall, cpu = time.perf_counter(), time.process_time()
     write_steps(sweep, recompute_evidence(sweep))
     sweep.write_json(
         "quality.json",
         {"schema": 1, "verdict": "ok", "findings": [], "steps": [], "not_checked": [], "gx": {}},
     )
     result = limits(sweep)
-    seconds = time.perf_counter() - started
     return {
-        "seconds": seconds,
+        "seconds": time.process_time() - cpu,
+        "wall": time.perf_counter() - wall,
         "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "limits": sum(one["limit"] is not None for one in result["limits"]),
     }
@@ -173,7 +174,7 @@ def main(argv: list[str] | None = None) -> int:
         out(json.dumps(judge(arguments.judge)) + "\n")
         return 0
     good, first = True, None
-    out(f"{'rows':>12}{'seconds':>10}{'MiB':>10}{'time/row':>10}{'mem/row':>10}\n")
+    out(f"{'rows':>12}{'CPU s':>10}{'wall s':>10}{'MiB':>10}{'CPU/row':>10}{'MiB/row':>10}\n")
     for rows in sorted(arguments.sizes):
         with tempfile.TemporaryDirectory() as name:
             write_sweep(Path(name), rows)
@@ -184,7 +185,8 @@ def main(argv: list[str] | None = None) -> int:
             raise RuntimeError(f"{rows} rows gave {it['limits']} limits, expected 2")
         first = first or (rows, it)
         growth = [it[what] / rows / (first[1][what] / first[0]) for what in ("seconds", "bytes")]
-        out(f"{rows:12,}{it['seconds']:10.1f}{it['bytes'] / 2**20:10.0f}{growth[0]:10.2f}{growth[1]:10.2f}\n")
+        out(f"{rows:12,}{it['seconds']:10.1f}{it['wall']:10.1f}{it['bytes'] / 2**20:10.0f}")
+        out(f"{growth[0]:10.2f}{growth[1]:10.2f}\n")
         sys.stdout.flush()
         good &= max(growth) <= GROWTH_MOST
         if rows == 1_000_000:

@@ -601,6 +601,8 @@ class Window:
                     "last_token_s": e2e if completed else None,
                     "e2e_s": e2e,
                     "deadline_s": deadline_s,
+                    "asked_prompt_tokens": loop.prompt[request],
+                    "asked_max_tokens": loop.output[request],
                     "prompt_tokens": loop.prompt[request],
                     "output_tokens": loop.output[request] if completed else None,
                     "first_chunk_tokens": 1 if ttft is not None else None,

@@ -19,6 +19,14 @@ observed failures gives, and the upper bound the lowest that any such subset giv
 of a given size the batch variance is largest when the fullest batches are kept whole, and smallest
 when all batches are cut at one level (majorisation), so the exact minimum over all subsets is a
 minimum over their size only. Both changes err on the safe side for a limit: fewer passes, more fails.
+
+With few failures or none the data cannot show that failures come together: 600 requests without one look
+like 600 independent ones, even if requests come in stretches of long ones and only the rare worst stretch
+fails. What can be known without failures is whether what was *asked* came in stretches:
+:func:`clustering` is the design effect of the asked lengths, and the lower bound uses no smaller one. For
+independent lengths it is 1 and changes nothing; it can only make a claim stricter. On virtual servers
+with correlated lengths (see ``tests/benchmarks``) it cut the passes above the true limit from 18 to 1 %
+(interactive) and from 14 to 6 % (batch).
 """
 
 from __future__ import annotations
@@ -85,8 +93,35 @@ def batch_size(n: int, concurrency: int) -> int:
     return max(5, min(concurrency, n // 10))
 
 
-def rate(success: ArrayLike, concurrency: int) -> Rate:
-    """Bounds of a success rate. ``success``: booleans of the attempted requests in order of start."""
+def clustering(*asked: ArrayLike, concurrency: int) -> float:
+    """Design effect of what was asked for, at least 1: m s_b^2 / s^2 of the sum of ranks.
+
+    ``asked``: sizes of the attempted requests in order of start (prompt tokens, tokens to generate); one with
+    an unknown value says nothing. Ranks, so that a few giants do not hide a regime.
+    """
+    known = [sizes for sizes in (np.asarray(one, float) for one in asked) if not np.isnan(sizes).any()]
+    if not known or not known[0].size:
+        return 1.0
+    total = np.sum([_ranks(sizes) for sizes in known], axis=0)
+    size = batch_size(total.size, concurrency)
+    batches = total.size // size
+    if batches < 2 or not total.var():
+        return 1.0
+    means = total[: batches * size].reshape(batches, size).mean(axis=1)
+    return max(1.0, float(size * means.var(ddof=1) / total.var()))
+
+
+def _ranks(values: Floats) -> Floats:
+    """Ranks from 1; equal values share their mean rank."""
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[which]
+
+
+def rate(success: ArrayLike, concurrency: int, least_deff: float = 1.0) -> Rate:
+    """Bounds of a success rate. ``success``: booleans of the attempted requests in order of start.
+
+    ``least_deff``: design effect known from elsewhere (:func:`clustering`), for the lower bound.
+    """
     ok = np.asarray(success, dtype=bool)
     n = int(ok.size)
     if n == 0:
@@ -99,7 +134,7 @@ def rate(success: ArrayLike, concurrency: int) -> Rate:
     total = int(failures.sum()) + rest
 
     units = np.concatenate([np.arange(1, count + 1) for count in np.sort(failures)[::-1]] or [np.empty(0)])
-    clustered = _deff(units, rest, n, size, batches, np.maximum)
+    clustered = np.maximum(least_deff, _deff(units, rest, n, size, batches, np.maximum))
     spread = _deff(np.sort(units), rest, n, size, batches, np.minimum)
     # `clustered[t]`, `spread[t]`: the largest and the smallest deff of any t of the failures
     count = np.arange(total + 1)

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from include.capacity.config import ServiceClass
 from include.capacity.errors import ConfigError, DataError
-from include.capacity.limits.bounds import Rate, batch_size, mean_half_width, rate
+from include.capacity.limits.bounds import Rate, batch_size, clustering, mean_half_width, rate
 from include.capacity.results.schema import Facts, LoadFacts
 from include.capacity.results.spec import StepSpec
 from include.capacity.words import UNRATED, Outcome, Phase, State, StopReason
@@ -246,7 +246,7 @@ def _judge(evidence: Evidence, rows: pd.DataFrame, service: ServiceClass, window
             evidence.holds = False
         return
 
-    completion, objective = rate(y, evidence.concurrency), rate(z, evidence.concurrency)
+    completion, objective = _rates(columns, y, z, evidence.concurrency)
     evidence.n_effective_y, evidence.n_effective_z = completion.n_effective, objective.n_effective
     evidence.lower_y, evidence.upper_y = completion.lower, completion.upper
     evidence.lower_z, evidence.upper_z = objective.lower, objective.upper
@@ -269,6 +269,8 @@ NEEDED = (
     "e2e_s",
     "output_tokens",
     "first_chunk_tokens",
+    "asked_prompt_tokens",
+    "asked_max_tokens",
 )
 ROWS_NEEDED = (*NEEDED, "service_class", "counted")
 """Request columns that :func:`evidence_of` reads."""
@@ -290,6 +292,15 @@ def _met(columns: Mapping[str, NDArray[Any]], service: ServiceClass) -> tuple[Bo
         else:
             met[name] = _numbers(columns[f"{name}_s"]) <= objective.at_most_s
     return y, met
+
+
+def _rates(columns: Mapping[str, NDArray[Any]], y: Bools, z: Bools, concurrency: int) -> tuple[Rate, Rate]:
+    """Bounds of y and z."""
+    asked = [
+        _numbers(columns[name]) for name in ("asked_prompt_tokens", "asked_max_tokens") if name in columns
+    ]
+    least = clustering(*asked, concurrency=concurrency)
+    return rate(y, concurrency, least), rate(z, concurrency, least)
 
 
 def point_holds(service: ServiceClass, completion: Rate, objective: Rate) -> bool:
@@ -374,7 +385,7 @@ def decider(classes: Mapping[str, ServiceClass]) -> Callable[[str, list[dict[str
         y, met = _met(columns, service)
         z = np.logical_and.reduce([y, *met.values()])
         concurrency = int(used[0]["concurrency"])
-        completion, objective = rate(y, concurrency), rate(z, concurrency)
+        completion, objective = _rates(columns, y, z, concurrency)
         if planned:
             return verdict(service, completion, objective)
         q = share(service)
