@@ -19,6 +19,7 @@ from include.capacity.limits.planner import (
     problem_of,
     skip_reason,
     step_s,
+    without_stray_crashes,
 )
 from include.capacity.results.spec import StepSpec
 from include.capacity.words import Phase, State
@@ -481,10 +482,32 @@ def test_exact_mode_stays_below_a_crash():
 
     evidence: list[Evidence] = []
     specs = drive(asked, verdict, evidence)
-    assert [(s.loads[0].concurrency, s.repeat) for s in specs] == [(8, 1), (16, 1), (8, 2)]
+    assert [(s.loads[0].concurrency, s.repeat) for s in specs] == [(8, 1), (16, 1), (16, 3), (8, 2)]
     assert skip_reason(asked, ladder_steps(asked)[2], evidence) == (
         "the server crashed at 16: not measured from there on"
     )
+
+
+@pytest.mark.parametrize("mode", ["find", "exact"])
+def test_a_crash_that_does_not_happen_again_is_no_finding(mode):
+    asked = problem(mode=mode, classes={"interactive": service_class(ladder=[8, 16, 32])})
+    evidence: list[Evidence] = []
+
+    def killed_once_at_16(spec: StepSpec) -> list[Evidence]:
+        first = spec.loads[0].concurrency == 16 and not any(e.concurrency == 16 for e in evidence)
+        return answer(spec, State.PASS, crashed=first)
+
+    specs = drive(asked, killed_once_at_16, evidence)
+    asked_at_16 = [s for s in specs if s.loads[0].concurrency == 16 and s.phase in (Phase.SCOUT, Phase.GRID)]
+    assert [s.repeat for s in asked_at_16] == [1, 2]
+    assert any(s.loads[0].concurrency == 32 and s.phase is not Phase.PRIME for s in specs)
+    assert not any(e.crashed for e in without_stray_crashes(evidence))
+
+
+def test_a_crash_after_success_counts():
+    scout = answer(ladder_steps(problem())[2], State.PASS)
+    proof = [replace(e, phase=Phase.PROVE.value, crashed=True) for e in scout]
+    assert without_stray_crashes([*scout, *proof]) == [*scout, *proof]
 
 
 # -- skipping, time

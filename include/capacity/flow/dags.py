@@ -88,9 +88,10 @@ def _model_group(model: str, configured: Model) -> tuple[Any, Any]:
         for name in PHASES:
             if name == "shared" and not configured.shared:
                 continue
-            room = slots.override(task_id=f"{name}_slots")(model, name)
+            room: Any = slots.override(task_id=f"{name}_slots")(model, name)
             following = next_step.override(task_id=name).partial(model=model, phase=name).expand(slot=room)
-            measured >> room
+            planned >> room
+            measured >> following
             measured = following
         stopped = stop_server(model).as_teardown(setups=[held, server], on_failure_fail_dagrun=True)
         measured >> stopped
@@ -181,7 +182,7 @@ def step(model: str, spec: dict[str, Any]) -> dict[str, Any]:
     return _doing(lambda: tasks.ladder_step(_run(), model, spec))
 
 
-@task(trigger_rule=TriggerRule.ALL_DONE, execution_timeout=timedelta(minutes=10))
+@task(execution_timeout=timedelta(minutes=10))
 def slots(model: str, phase: str) -> list[int]:
     """As many instances of the following task as the planner can need at most."""
     from include.capacity.flow import tasks

@@ -183,8 +183,7 @@ def ladder_step(run: Run, model: str, spec_json: Mapping[str, Any]) -> dict[str,
 
 def slots(run: Run, model: str, phase: str) -> list[int]:
     """Slots for the most steps the phase can need."""
-    sweep = run.sweep(model)
-    return list(range(instances(stages.problem(sweep), stages.evidence(sweep))[phase]))
+    return list(range(instances(stages.problem(run.sweep(model)))[phase]))
 
 
 def planned_step(run: Run, model: str, phase: Phase, label: Callable[[str], None]) -> dict[str, Any]:

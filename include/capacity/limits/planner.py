@@ -483,6 +483,8 @@ def next_step(
     ``at_least``: return no step of an earlier phase (a task that only proves asks from
     ``Phase.PROVE`` on); phases before the latest that evidence was gathered in are over anyway.
     """
+    if problem.mode == "exact":
+        return next((s for s in _exact(problem, evidence) if _fits(problem, s, evidence)), None)
     evidence = without_stray_crashes(evidence)
     begun = max((ORDER[Phase(e.phase)] for e in evidence), default=0)
     floor = max(begun, ORDER[at_least] if at_least else 0)
@@ -538,8 +540,10 @@ def _exact(problem: Problem, evidence: Sequence[Evidence]) -> Iterator[StepSpec]
     """Asked-for steps that were not measured yet; a retry takes a repeat number above all asked for."""
     for spec in ladder_steps(problem):
         load = spec.loads[0]
-        crash = _grid_crash(evidence, load.service_class)
+        crash = _grid_crash(without_stray_crashes(evidence), load.service_class)
         if crash is not None and load.concurrency > crash:
+            continue
+        if _crashed_again(evidence, load.service_class, load.concurrency):
             continue
         for repeat in (spec.repeat, spec.repeat + problem.repeats):
             again = _grid(problem, load.service_class, load.concurrency, repeat)
@@ -551,10 +555,21 @@ def _exact(problem: Problem, evidence: Sequence[Evidence]) -> Iterator[StepSpec]
 
 
 def _grid_crash(evidence: Sequence[Evidence], name: str) -> int | None:
+    """The lowest concurrency that crashed the server."""
     crashes = [
         e.concurrency for e in evidence if e.service_class == name and e.phase == Phase.GRID and e.crashed
     ]
     return min(crashes, default=None)
+
+
+def _crashed_again(evidence: Sequence[Evidence], name: str, n: int) -> bool:
+    """Whether a concurrency crashed the server as often as it is asked."""
+    crashes = [
+        e
+        for e in evidence
+        if (e.service_class, e.phase, e.concurrency) == (name, Phase.GRID, n) and e.crashed
+    ]
+    return len(crashes) >= TRIES
 
 
 def instances(problem: Problem) -> dict[str, int]:
