@@ -260,7 +260,7 @@ def test_rejected_steps_are_shown_but_not_used(built: Built, tmp_path: Path) -> 
     page = sweep.read("report.html").decode()
     assert top["concurrency"] not in read_model(sweep).curve("interactive").index
     assert "Only 40 of 64 were in flight." in plain(page)
-    assert page.count('<tr class="unused">') == 2
+    assert page.count('<tr class="unused">') == 3
     assert "1 rejected." in plain(page)
 
 

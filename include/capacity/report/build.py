@@ -508,16 +508,14 @@ def trust(data: ModelData) -> dict[str, Any]:
 
 
 def step_tables(data: ModelData, service_class: str, series: str) -> list[Table]:
-    """Three tables of one class's steps: completion and throughput, latency, means over repeats."""
+    """One class's steps: completion, throughput, latency, and means over repeats."""
     steps = data.steps
     mine = steps[(steps["service_class"].map(text) == service_class) & (steps["series"].map(text) == series)]
     order = mine["phase"].map(lambda p: PHASE_ORDER.index(p) if p in PHASE_ORDER else -1)
     mine = mine.assign(order=order).sort_values(["concurrency", "order", "repeat"], kind="stable")
     title = title_of(service_class, series)
-    rates = Table(
-        f"{title}: completion and throughput of each step. Completion with one-sided 95 % bounds at the "
-        "effective n; requests/s with a 95 % interval by batch means of the one run. Raw counts the tokens "
-        "of failed requests too.",
+    completion = Table(
+        f"{title}: how the requests of each step ended, with one-sided 95 % bounds at the effective n.",
         [
             "in flight",
             "phase",
@@ -528,16 +526,26 @@ def step_tables(data: ModelData, service_class: str, series: str) -> list[Table]
             "bounds",
             "objectives met",
             "ended otherwise",
+            "check",
+        ],
+        text={0, 1, 2, 8, 9},
+    )
+    rates = Table(
+        f"{title}: throughput of each step's completed requests; raw counts the tokens of failed requests "
+        "too. The interval is 95 % by batch means of the one run.",
+        [
+            "in flight",
+            "phase",
+            "n completed",
+            "window",
             "requests/s",
             "interval",
             "output tok/s",
-            "raw tok/s",
+            "raw output tok/s",
             "total tok/s",
-            "window",
             "stopped by",
-            "check",
         ],
-        text={0, 1, 2, 8, 15, 16},
+        text={0, 1, 9},
     )
     latency = Table(
         f"{title}: latency of the completed requests of each step, with their n.",
@@ -557,7 +565,7 @@ def step_tables(data: ModelData, service_class: str, series: str) -> list[Table]
         head = number(row["concurrency"]) + (f" #{number(repeat)}" if repeat > 1 else "")
         phase = text(row["phase"]) or text(row["source"])
         unused = bool(row["why_unused"])
-        rates.add(
+        completion.add(
             head,
             phase,
             text(row["state"]) or UNKNOWN,
@@ -567,14 +575,20 @@ def step_tables(data: ModelData, service_class: str, series: str) -> list[Table]
             interval(row["y_lower"], row["y_upper"], percent),
             percent(_share(row["objective_met"], row["attempted"])),
             outcome_words(row),
+            row["verdict"] or ("not used" if unused else UNKNOWN),
+            unused=unused,
+        )
+        rates.add(
+            head,
+            phase,
+            number(row["completed"]),
+            seconds(row["window_s"]),
             rate(row["request_per_s"]),
             interval(row["request_per_s_low"], row["request_per_s_high"], rate),
             rate(row["output_tok_per_s"]),
             rate(row["raw_output_tok_per_s"]),
             rate(row["total_tok_per_s"]),
-            seconds(row["window_s"]),
             spaced(row["stop_reason"]) or UNKNOWN,
-            row["verdict"] or ("not used" if unused else UNKNOWN),
             unused=unused,
         )
         latency.add(
@@ -590,7 +604,7 @@ def step_tables(data: ModelData, service_class: str, series: str) -> list[Table]
             ),
             unused=unused,
         )
-    return [rates, latency, *repeat_table(data, service_class, series)]
+    return [completion, rates, latency, *repeat_table(data, service_class, series)]
 
 
 def repeat_table(data: ModelData, service_class: str, series: str) -> list[Table]:
