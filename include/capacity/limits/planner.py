@@ -436,11 +436,12 @@ class SharedSearch:
 
     def _loads(self) -> dict[str, list[Evidence]]:
         """Loads of shared steps by step key, whole steps only."""
-        steps: dict[str, list[Evidence]] = {}
+        steps: dict[str, dict[str, Evidence]] = {}
         for e in self.evidence:
             if e.phase == Phase.SHARED:
-                steps.setdefault(e.key, []).append(e)
-        return {key: loads for key, loads in steps.items() if len(loads) == len(loads[0].beside) + 1}
+                steps.setdefault(e.key, {})[e.service_class] = e
+        whole = {key: list(loads.values()) for key, loads in steps.items()}
+        return {key: loads for key, loads in whole.items() if len(loads) == len(loads[0].beside) + 1}
 
     def _state(self, pair: Mapping[str, int], proof: bool) -> tuple[StepSpec | None, list[Evidence] | None]:
         """(what to measure at a pair or None, its measured loads or None)."""
@@ -483,15 +484,13 @@ def next_step(
     ``at_least``: return no step of an earlier phase (a task that only proves asks from
     ``Phase.PROVE`` on); phases before the latest that evidence was gathered in are over anyway.
     """
-    if problem.mode == "exact":
-        return next((s for s in _exact(problem, evidence) if _fits(problem, s, evidence)), None)
-    evidence = without_stray_crashes(evidence)
     begun = max((ORDER[Phase(e.phase)] for e in evidence), default=0)
     floor = max(begun, ORDER[at_least] if at_least else 0)
     if problem.mode == "exact":
         if floor > ORDER[Phase.SCOUT]:
             return None
         return next((s for s in _exact(problem, evidence) if _fits(problem, s, evidence)), None)
+    evidence = without_stray_crashes(evidence)
     searches = [Search(problem, name, evidence) for name in problem.classes]
     if floor <= ORDER[Phase.SCOUT]:
         reserve = sum(_proof_reserve_s(problem, search) for search in searches)
