@@ -88,6 +88,7 @@ class LocalStack:
             "AIRFLOW__CORE__PARALLELISM": "4",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.airflow_url}/execution/",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS": "scripts.airflow_sqlite.ARGUMENTS",
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": port,
             "AIRFLOW__API__BASE_URL": self.airflow_url,
@@ -124,11 +125,8 @@ class LocalStack:
             },
         )
         self.run("airflow", "db", "migrate")
-        # What only people wait for gives way to what measures, on a machine this small.
-        for part, polite in (("api-server", True), ("scheduler", False), ("dag-processor", True)):
+        for part in ("api-server", "scheduler", "dag-processor"):
             self.spawn(part, [sys.executable, "-m", "airflow", part])
-            if polite:
-                _give_way(self.processes[part].pid)
         self._wait("S3 server", self._s3_ready)
         self._wait("Airflow", self._airflow_ready)
 
@@ -180,6 +178,12 @@ class LocalStack:
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
 
+    def check(self) -> None:
+        """RuntimeError with the end of its log if a process has ended."""
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                raise RuntimeError(f"{name} ended with {process.returncode}:\n{self.log_tail(name)}")
+
     def log_tail(self, name: str, lines: int = 30) -> str:
         """The end of a process's log."""
         text = (self.home / "logs" / f"{name}.log").read_text(errors="replace")
@@ -188,9 +192,7 @@ class LocalStack:
     def _wait(self, what: str, ready: Any) -> None:
         give_up = time.monotonic() + READY_TIMEOUT_S
         while not ready():
-            for name, process in self.processes.items():
-                if process.poll() is not None:
-                    raise RuntimeError(f"{name} ended with {process.returncode}:\n{self.log_tail(name)}")
+            self.check()
             if time.monotonic() > give_up:
                 logs = "\n".join(f"--- {name}\n{self.log_tail(name)}" for name in self.processes)
                 raise RuntimeError(f"{what} is not ready after {READY_TIMEOUT_S} s:\n{logs}")
@@ -251,7 +253,8 @@ class LocalStack:
         return str(answer.json()["dag_run_id"])
 
     def run_state(self, dag: str, run: str) -> str:
-        """``queued``, ``running``, ``success`` or ``failed``."""
+        """``queued``, ``running``, ``success`` or ``failed``; RuntimeError if a part of the stack died."""
+        self.check()
         answer = self.api("GET", f"/dags/{dag}/dagRuns/{run}")
         answer.raise_for_status()
         return str(answer.json()["state"])
@@ -261,18 +264,6 @@ class LocalStack:
         answer = self.api("GET", f"/dags/{dag}/dagRuns/{run}/taskInstances", params={"limit": 1000})
         answer.raise_for_status()
         return list(answer.json()["task_instances"])
-
-
-def _give_way(pid: int) -> None:
-    """Let a process and its future children go last when cores are short.
-
-    Where Linux schedules by session (autogroup), niceness counts only inside one, so the session itself
-    has to be made nice as well.
-    """
-    os.setpriority(os.PRIO_PROCESS, pid, 15)
-    group = Path(f"/proc/{pid}/autogroup")
-    if group.exists():
-        group.write_text("15")
 
 
 def _kept_secret(path: Path) -> str:

@@ -279,7 +279,8 @@ def fleet_report(run: Run) -> str:
 
     sweeps = measured(run)
     out = SweepDir(run.store, f"work/{safe_name(run.run_id)}")
-    build_fleet_report(sweeps, out, run={"run_id": run.run_id, "fleet": run.fleet.fleet})
+    about = {"run_id": run.run_id, "fleet": run.fleet.fleet, "failed": unserved(run)}
+    build_fleet_report(sweeps, out, run=about)
     return out.url
 
 
