@@ -108,16 +108,16 @@ def test_sizes_of_steps():
     specs = drive(one_class(), up_to(40))
     sizes = {(s.phase, s.loads[0].concurrency): (s.loads[0].requests, s.loads[0].max_requests) for s in specs}
     assert sizes[Phase.BASELINE, 1] == (30, 30)
-    assert sizes[Phase.PRIME, 64] == (64, 64)
+    assert sizes[Phase.PRIME, 64] == (20, 20)
     assert sizes[Phase.SCOUT, 32] == (100, 100)
     assert sizes[Phase.SCOUT, 64] == (192, 192)
     assert sizes[Phase.PROVE, 40] == (600, 3000)
     large = drive(one_class(ladder=[256, 512]), up_to(400))
     proof = next(s for s in large if s.phase is Phase.PROVE)
     assert (proof.loads[0].requests, proof.loads[0].max_requests) == (10 * proof.loads[0].concurrency,) * 2
-    assert (proof.cap_s, proof.min_window_s, proof.early_stop) == (600, 30, True)
+    assert (proof.cap_s, proof.min_window_s, proof.early_stop) == (600, 120, True)
     scout = next(s for s in large if s.phase is Phase.SCOUT)
-    assert (scout.cap_s, scout.early_stop) == (60, True)
+    assert (scout.cap_s, scout.min_window_s, scout.early_stop) == (60, 30, True)
 
 
 def test_every_step_has_its_own_seed_and_the_same_when_asked_again():

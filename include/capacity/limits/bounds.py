@@ -23,10 +23,8 @@ minimum over their size only. Both changes err on the safe side for a limit: few
 With few failures or none the data cannot show that failures come together: 600 requests without one look
 like 600 independent ones, even if requests come in stretches of long ones and only the rare worst stretch
 fails. What can be known without failures is whether what was *asked* came in stretches:
-:func:`clustering` is the design effect of the asked lengths, and the lower bound uses no smaller one. For
-independent lengths it is 1 and changes nothing; it can only make a claim stricter. On virtual servers
-with correlated lengths (see ``tests/benchmarks``) it cut the passes above the true limit from 18 to 1 %
-(interactive) and from 14 to 6 % (batch).
+:func:`clustering` is the design effect of the asked lengths, and the lower bound uses no smaller one than
+the caller derives from it. For independent lengths it is near 1; it can only make a claim stricter.
 """
 
 from __future__ import annotations

@@ -36,6 +36,9 @@ from include.capacity.words import Phase, State
 
 BASELINE_REQUESTS = 30
 PRIME_CAP_S = 30.0
+PROOF_WINDOWS = 4
+"""A proof lasts at least so many times ``min_window_s``: a server whose speed swings by a few percent
+over minutes passes above its limit in a short good spell."""
 ENOUGH_FAILS = 2
 """Provable fails after which the ladder ends."""
 TRIES = 2
@@ -134,11 +137,15 @@ def _step(
 
 
 def _prime(problem: Problem, name: str, top: int) -> StepSpec:
-    """One fill of the server at the top of the ladder; its requests are nobody's evidence."""
+    """One fill of the server at the top of the ladder, until a quarter of it has come back.
+
+    Its requests are nobody's evidence.
+    """
+    requests = max(20, top // 4)
     return _step(
         problem,
         Phase.PRIME,
-        {name: (top, top, top)},
+        {name: (top, requests, requests)},
         min_window_s=0.0,
         cap_s=min(PRIME_CAP_S, problem.bounds.scout_cap_s),
     )
@@ -164,9 +171,14 @@ def _prove(problem: Problem, name: str, n: int, repeat: int = 1) -> StepSpec:
         Phase.PROVE,
         {name: _proof_size(problem, n)},
         repeat,
+        min_window_s=_proof_window_s(problem),
         cap_s=problem.bounds.prove_cap_s,
         early_stop=True,
     )
+
+
+def _proof_window_s(problem: Problem) -> float:
+    return min(PROOF_WINDOWS * problem.bounds.min_window_s, problem.bounds.prove_cap_s)
 
 
 def _grid(problem: Problem, name: str, n: int, repeat: int) -> StepSpec:
@@ -182,6 +194,7 @@ def _together(problem: Problem, pair: Mapping[str, int], repeat: int, proof: boo
         Phase.SHARED,
         {name: size(problem, n) for name, n in pair.items()},
         repeat,
+        min_window_s=_proof_window_s(problem) if proof else problem.bounds.min_window_s,
         cap_s=problem.bounds.prove_cap_s if proof else problem.bounds.scout_cap_s,
         early_stop=True,
     )
