@@ -183,3 +183,20 @@ def test_manual_runs_do_not_promote_unless_asked(fleet_file: Path) -> None:
 def test_nothing_measured_is_nothing_to_publish(fleet_file: Path) -> None:
     with pytest.raises(NothingToDo, match="no model was measured"):
         tasks.publish(a_run())
+
+
+@pytest.mark.parametrize(
+    ("dag", "run", "key"),
+    [
+        (
+            "capacity_sweep",
+            "manual__2026-03-01T01:02:03.456789+00:00",
+            "sweep-manual-20260301t010203.456789z",
+        ),
+        ("capacity_nightly", "scheduled__2026-03-01T01:00:00+00:00", "nightly-scheduled-20260301t010000z"),
+        ("capacity_sweep", "../../etc", "sweep-..~2f~..~2f~etc"),
+        ("capacity_sweep", "before the upgrade", "sweep-before~20~the~20~upgrade"),
+    ],
+)
+def test_a_runs_key_is_readable_and_one_segment(dag: str, run: str, key: str) -> None:
+    assert tasks.run_key(dag, run) == key

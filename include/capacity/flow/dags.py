@@ -29,7 +29,7 @@ from airflow.sdk import (
     get_current_context,
     task,
 )
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowSkipException, DownstreamTasksSkipped
 
 from include.capacity.config import Fleet, Model, slug
 from include.capacity.words import Phase
@@ -196,12 +196,16 @@ def slots(model: str, phase: str) -> list[int]:
     max_active_tis_per_dagrun=1,
     execution_timeout=STEP_TIMEOUT,
 )
-def next_step(model: str, phase: str, slot: int) -> dict[str, Any]:
-    """Measure what the planner asks for next in this phase; skipped when it asks for nothing."""
+def next_step(model: str, phase: str, slot: int) -> None:
+    """Measure what the planner asks for next in this phase; the last one skips the slots behind it."""
     from include.capacity.flow import tasks
 
-    label(f"spare {slot + 1}")
-    return _doing(lambda: tasks.planned_step(_run(), model, PHASES[phase], label))
+    run = _run()
+    label(f"nothing to {phase}")
+    if not tasks.planned_step(run, model, PHASES[phase], slot, label):
+        task_id = get_current_context()["ti"].task_id
+        behind = tasks.slots(run, model, phase)[slot + 1 :]
+        raise DownstreamTasksSkipped(tasks=[(task_id, at) for at in behind])
 
 
 @task(trigger_rule=TriggerRule.ALL_DONE, execution_timeout=timedelta(minutes=15))

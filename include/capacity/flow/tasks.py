@@ -7,6 +7,7 @@ between tasks lives in the sweep directory below ``<publish.to>/work/<run>/<mode
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -88,16 +89,28 @@ class Run:
 
     def sweep(self, model: str) -> SweepDir:
         """The model's sweep directory."""
-        return SweepDir(self.store, f"work/{safe_name(self.run_id)}/{safe_name(model)}")
+        return SweepDir(self.store, f"work/{self.key}/{safe_name(model)}")
 
     def model(self, key: str) -> Model:
         """The model as this run measures it."""
         return self.fleet.models[key]
 
     @property
+    def key(self) -> str:
+        """The run's name in keys and reports: ``sweep-manual-20260301t010000.123456z``."""
+        return run_key(self.dag_id, self.run_id)
+
+    @property
     def holder(self) -> str:
         """Who holds leases and servers for this run."""
         return f"{self.dag_id}/{self.run_id}"
+
+
+def run_key(dag_id: str, run_id: str) -> str:
+    """Airflow's run as one readable segment of a key; another DAG or run gives another."""
+    name = f"{dag_id.removeprefix('capacity_')}-{run_id}".lower().replace("__", "-")
+    stamp = re.sub(r"(\d{4})-(\d\d)-(\d\d)t(\d\d):(\d\d):(\d\d(?:\.\d+)?)\+00:00", r"\1\2\3t\4\5\6z", name)
+    return safe_name(stamp)
 
 
 def s3_client(connection: str) -> Any:
@@ -132,13 +145,11 @@ def plan(run: Run, model: str, now: datetime | None = None) -> list[dict[str, An
             )
     sweep = run.sweep(model)
     configured = run.model(model)
-    sweep.store.write(
-        f"work/{safe_name(run.run_id)}/probe", b""
-    )  # a wrong bucket shows before a server starts
+    sweep.store.write(f"work/{run.key}/probe", b"")  # a wrong bucket shows before a server starts
     if not sweep.exists("sweep.json"):
         stages.open_sweep(
             sweep,
-            run_id=run.run_id,
+            run_id=run.key,
             model_key=model,
             model=configured,
             accelerator=run.fleet.accelerators[configured.accelerator],
@@ -186,19 +197,35 @@ def slots(run: Run, model: str, phase: str) -> list[int]:
     return list(range(instances(stages.problem(run.sweep(model)))[phase]))
 
 
-def planned_step(run: Run, model: str, phase: Phase, label: Callable[[str], None]) -> dict[str, Any]:
-    """Measure what the planner asks for next, if it belongs to this task."""
+def planned_step(run: Run, model: str, phase: Phase, slot: int, label: Callable[[str], None]) -> bool:
+    """Measure what the planner asks for next in this phase; False if nothing is left for the next slot.
+
+    A slot remembers its step, so clearing it measures that step again.
+    """
     sweep = run.sweep(model)
+    memory = f"slots/{phase}-{slot}.json"
+    spec = StepSpec.from_json(sweep.read_json(memory)) if sweep.exists(memory) else _next(sweep, phase)
+    if spec is None:
+        return False
+    label(spec.label)
+    sweep.write_json(memory, spec.to_json())
+    _measure(run, model, spec)
+    return _next(sweep, phase) is not None
+
+
+def _next(sweep: SweepDir, phase: Phase) -> StepSpec | None:
+    """What the planner asks for next, if it belongs to this phase."""
     spec = next_step(stages.problem(sweep), stages.evidence(sweep), at_least=phase)
     if spec is None:
-        raise NothingToDo("the planner has nothing more to measure")
-    if spec.phase is not phase:
-        raise NothingToDo(f"nothing more to {phase}: next is {spec.label}")
-    label(spec.label)
-    return _measure(run, model, spec)
+        log.info("the planner has nothing more to measure")
+    elif spec.phase is not phase:
+        log.info("nothing more to %s: next is %s", phase, spec.label)
+        return None
+    return spec
 
 
 def _measure(run: Run, model: str, spec: StepSpec) -> dict[str, Any]:
+    """Measure one step on this run's server, and keep its results."""
     sweep = run.sweep(model)
     target = _living_target(run, model)
     with task_progress(model) as progress:
@@ -278,8 +305,8 @@ def fleet_report(run: Run) -> str:
     from include.capacity.report.build import build_fleet_report
 
     sweeps = measured(run)
-    out = SweepDir(run.store, f"work/{safe_name(run.run_id)}")
-    about = {"run_id": run.run_id, "fleet": run.fleet.fleet, "failed": unserved(run)}
+    out = SweepDir(run.store, f"work/{run.key}")
+    about = {"run_id": run.key, "fleet": run.fleet.fleet, "failed": unserved(run)}
     build_fleet_report(sweeps, out, run=about)
     return out.url
 
@@ -288,10 +315,10 @@ def publish(run: Run) -> dict[str, Any]:
     """Publish the run; returns what moved."""
     from include.capacity.publish.publish import publish_run
 
-    work = SweepDir(run.store, f"work/{safe_name(run.run_id)}")
+    work = SweepDir(run.store, f"work/{run.key}")
     return publish_run(
         run.store,
-        run_id=run.run_id,
+        run_id=run.key,
         sweeps=measured(run),
         fleet_report=work,
         promote=run.promote,

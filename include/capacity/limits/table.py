@@ -41,7 +41,8 @@ def limits_table(limits: Mapping[str, Any]) -> str:
 
 def _row(entry: Mapping[str, Any]) -> list[str]:
     evidence = entry["evidence"] or {}
-    name = entry["model"] + (f" [{entry['series']}]" if entry["series"] else "")
+    series = entry.get("series")  # absent where only measured limits can be: latest/limits.json
+    name = entry["model"] + (f" [{series}]" if series else "")
     return [
         name,
         entry["class"],
