@@ -189,6 +189,13 @@ def test_without_a_limit():
     )
 
 
+def test_too_few_requests_within_the_cap_say_what_to_change():
+    entry = limit_of(grid(), [step(16, OPEN, completed=595, stop_reason="wall_clock_cap")])
+    assert entry["reason"] == (
+        "no step of proof size passed (16 inconclusive); proofs ended at their time cap: raise prove_cap_s"
+    )
+
+
 def test_scouts_prove_nothing():
     entry = limit_of(one_class(), [step(16, PASS, Phase.SCOUT), step(32, FAIL, Phase.SCOUT, met=0)])
     assert (entry["limit"], entry["status"]) == (None, "insufficient_evidence")

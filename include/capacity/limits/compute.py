@@ -52,7 +52,7 @@ from include.capacity.limits.planner import (
 )
 from include.capacity.limits.saturation import saturation
 from include.capacity.limits.table import limits_table
-from include.capacity.words import LimitStatus, Phase, Severity, State
+from include.capacity.words import LimitStatus, Phase, Severity, State, StopReason
 
 __all__ = ["compute_limits", "judged_classes", "limits_table"]
 
@@ -417,7 +417,9 @@ def _why_none(
         return LimitStatus.NO_PASSING_STEP, f"the lowest step measured, {lowest}, {how}"
     if proofs:
         tried = ", ".join(f"{level.concurrency} {level.state.value}" for level in proofs)
-        return LimitStatus.INSUFFICIENT_EVIDENCE, f"no step of proof size passed ({tried})"
+        capped = any(e.stop_reason == StopReason.CAP for level in proofs for e in level.steps)
+        hint = "; proofs ended at their time cap: raise prove_cap_s" if capped else ""
+        return LimitStatus.INSUFFICIENT_EVIDENCE, f"no step of proof size passed ({tried}){hint}"
     return LimitStatus.INSUFFICIENT_EVIDENCE, "the search ended before anything was proven"
 
 

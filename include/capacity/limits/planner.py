@@ -8,8 +8,11 @@ point estimates stop holding; only where they can still change the limit. Then f
 
     min(highest scout that holds below every provable fail, upper edge of the latency knee)
 
-down, by 5 % three times, by 15 % three times, by half three times, until one passes (a tenth of the
-candidate and still not proven: the evidence is insufficient, and more of it would not help). Then the
+down, by 5 % three times, by 15 % three times, by half three times, until one passes (ten tries and still
+not proven: the evidence is insufficient, and more of it would not help). Candidate and tries go lower at
+once, at most by half, where all scouts and proofs so far say that a proof is likely only there
+(:meth:`Search.likely`): a scout holds by luck too, and every proof above the limit is one more chance to
+pass wrongly. It may choose N freely, because the proof's own requests are fresh. Then the
 **shared** pair: the largest s for which (s n_1, s n_2, ...) hold together is scouted by bisection and
 proven likewise. Last the **anchor**: each class's lowest scout again.
 
@@ -29,8 +32,8 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from include.capacity.config import ServiceClass, StepBounds
-from include.capacity.limits.evidence import Evidence
-from include.capacity.limits.knees import LatencyKnee, latency_knee
+from include.capacity.limits.evidence import Evidence, share
+from include.capacity.limits.knees import Counts, LatencyKnee, isotonic_crossing, latency_knee
 from include.capacity.results.spec import Load, StepSpec, step_seed
 from include.capacity.words import Phase, State
 
@@ -44,7 +47,11 @@ ENOUGH_FAILS = 2
 TRIES = 2
 """Times that a step is measured at most, if it comes back unusable."""
 DESCENT = ((3, 0.95), (3, 0.85), (3, 0.5))
-"""(how often, factor): the way down from a candidate that was not proven."""
+"""(how often, factor): the slowest way down from a candidate that was not proven."""
+STEEPEST = 0.5
+"""Lowest factor of one step of the way down."""
+LIKELY_Z = 1.645
+"""Standard errors above the floor at which a proof is likely: half of those at that rate pass."""
 SHARED_PARTS = 32
 """s is found to 1/32, in log2(32) = 5 bisections."""
 SHARED_PROOF_REPEAT = 3
@@ -336,8 +343,41 @@ class Search:
         start = self.candidate()
         if start is None or self.proven() is not None:
             return
-        for n in descent(start):
-            yield from self._again(Phase.PROVE, n)
+        tried = sorted({e.concurrency for e in self._tried(Phase.PROVE)}, reverse=True)
+        for n in tried:
+            yield from self._again(Phase.PROVE, n)  # those that came back unusable
+        usual = _next_down(start, tried)
+        if usual is None:
+            return
+        likely = self.likely()
+        lowest = math.floor(STEEPEST * (tried[-1] if tried else start))
+        yield from self._again(
+            Phase.PROVE, usual if likely is None else max(1, min(usual, max(likely, lowest)))
+        )
+
+    def likely(self) -> int | None:
+        """The highest concurrency at which the largest proof would likely pass; None if all are.
+
+        Where the success rates of all scouts and proofs, fitted as falling in N, cross
+        floor + 1.645 sqrt(floor (1 - floor) / n), n the most requests of a proof; the lower one of
+        completion and objectives.
+        """
+        measured = [*self.measured(Phase.SCOUT).values(), *self.measured(Phase.PROVE).values()]
+        most = self.problem.bounds.prove_requests_max
+        crossings = []
+        for floor, successes in ((self.service.completion_floor, "completed"), (share(self.service), "met")):
+            if floor is None:
+                continue
+            counts: dict[int, Counts] = {}
+            for e in measured:
+                _, attempted, good = counts.get(e.concurrency, (0, 0, 0))
+                counts[e.concurrency] = Counts(
+                    e.concurrency, attempted + e.attempted, good + getattr(e, successes)
+                )
+            needed = floor + LIKELY_Z * math.sqrt(floor * (1 - floor) / most)
+            crossings.append(isotonic_crossing(list(counts.values()), min(needed, 1.0)))
+        found = [crossing for crossing in crossings if crossing is not None]
+        return math.floor(min(found)) if found else None
 
     def anchor(self) -> Iterator[StepSpec]:
         """The lowest scout once more."""
@@ -374,15 +414,22 @@ def _middle(low: int, high: int) -> int:
 
 
 def descent(start: int) -> list[int]:
-    """The concurrencies that proof tries, from a candidate down."""
-    steps = [start]
-    for times, factor in DESCENT:
-        for _ in range(times):
-            n = min(steps[-1] - 1, math.floor(factor * steps[-1]))
-            if n < 1:
-                return steps
-            steps.append(n)
+    """The concurrencies that proof tries on its slowest way down from a candidate."""
+    steps: list[int] = []
+    while (n := _next_down(start, steps)) is not None:
+        steps.append(n)
     return steps
+
+
+def _next_down(start: int, tried: Sequence[int]) -> int | None:
+    """The next lower concurrency after those tried, which descend; None when there is none."""
+    if not tried:
+        return start
+    factors = [factor for times, factor in DESCENT for _ in range(times)]
+    if len(tried) > len(factors):
+        return None
+    n = min(tried[-1] - 1, math.floor(factors[len(tried) - 1] * tried[-1]))
+    return n if n >= 1 else None
 
 
 # -- classes together
