@@ -17,7 +17,8 @@ IMPORTED_COLUMNS = (
     "engine",
     "request_rate",  # requests a second that were to be sent; inf: all at once; blank: closed loop
     "itl_mean_s",
-    "e2e_estimate_s",  # mean TTFT + mean gap x (tokens - 1): for the number in flight only
+    "e2e_estimate_s",  # mean TTFT + mean TPOT (or gap) x (tokens - 1): for the number in flight only
+    "e2e_estimate_low_s",  # the lower of the two
     "asked_output_tokens",
     "cold",  # 1: the tool's own first run, on a cold server
     "runs_made",  # runs of which `runs_kept` entered the row's mean
@@ -113,11 +114,11 @@ def finished(row: Row) -> Row:
         for name in row:
             if name.startswith(("ttft_", "tpot_", "e2e_", "itl_")) or name.endswith(("_tok_per_s", "_mean")):
                 row[name] = None
-    tokens = row.get("tokens_per_answer_mean")
-    gap_s = row.get("itl_mean_s") or row.get("tpot_mean_s") or row.get("tpot_p50_s")
-    first_s = row.get("ttft_mean_s") if row.get("ttft_mean_s") is not None else row.get("ttft_p50_s")
-    if tokens and gap_s is not None and first_s is not None:
-        row["e2e_estimate_s"] = first_s + gap_s * max(tokens - 1, 0)
+    tokens, first_s = row.get("tokens_per_answer_mean"), row.get("ttft_mean_s")
+    gaps_s = [gap for name in ("tpot_mean_s", "itl_mean_s") if (gap := row.get(name)) is not None]
+    if tokens and gaps_s and first_s is not None:
+        row["e2e_estimate_s"] = first_s + max(gaps_s) * max(tokens - 1, 0)
+        row["e2e_estimate_low_s"] = first_s + min(gaps_s) * max(tokens - 1, 0)
     return row
 
 

@@ -165,7 +165,8 @@ def _not_checked(results: Mapping[str, Validated], measured: bool) -> list[dict[
     }
     missing: dict[str, list[str]] = {}
     for check in CHECKS:
-        if check.id not in done and (measured or check.table != "requests"):
+        applies = not check.imported if measured else check.table != "requests"
+        if check.id not in done and applies:
             missing.setdefault(check.id, []).extend(
                 c for c in check.columns if c not in missing.get(check.id, [])
             )

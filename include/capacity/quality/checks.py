@@ -9,7 +9,7 @@ a number here is a threshold, the line above it says where it comes from.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from include.capacity.results.schema import LATENCIES
@@ -36,6 +36,8 @@ class Check:
     """Keyword arguments of the expectation."""
     only_completed: bool = False
     """Judge rows of completed requests only."""
+    imported: bool = False
+    """Only step tables of other tools need it: where we measured, rows tell more."""
 
 
 def _between(
@@ -83,13 +85,16 @@ def _request_checks() -> Iterable[Check]:
 
 # -- the step table
 
+PRINTED = {"tolerance": 1e-3}
+"""Other tools print rounded numbers."""
+
 _STATS = ("p50", "p95", "p99", "mean")
 
 
 def _step_checks() -> Iterable[Check]:
     yield Check(
-        "step_level", "steps", REJECT, "not_null", ("concurrency",),
-        "The step names no concurrency, so it is no level of load.",
+        "step_level", "steps", REJECT, "not_null", ("level",),
+        "The step names no concurrency and no rate, so it is no level of load.",
     )  # fmt: skip
     yield _between(
         "step_level", REJECT, "concurrency", "A concurrency of {concurrency:g} is no level of load.", low=1
@@ -120,12 +125,14 @@ def _step_checks() -> Iterable[Check]:
         yield Check(
             "percentiles_ordered", "steps", REJECT, "ascend", columns,
             f"The {latency.upper()} percentiles p50, p95, p99 do not ascend ({shown} s).",
+            PRINTED,
         )  # fmt: skip
     for statistic in _STATS:
         yield Check(
             "ttft_within_e2e", "steps", REJECT, "ascend", (f"ttft_{statistic}_s", f"e2e_{statistic}_s"),
             f"The {statistic} of the time to first token ({{ttft_{statistic}_s:.4g}} s) exceeds that of the "
             f"whole answer ({{e2e_{statistic}_s:.4g}} s).",
+            PRINTED,
         )  # fmt: skip
     yield Check(
         "counts_add_up", "steps", REJECT, "adds_up", ("outcomes_sum", "attempted"),
@@ -311,6 +318,94 @@ def _step_checks() -> Iterable[Check]:
     )  # fmt: skip
 
 
+# -- imported step tables
+
+
+def _imported_checks() -> Iterable[Check]:
+    # The method's rule: 0.95, less what the drain of a run without kept-up load can take away.
+    yield _between(
+        "concurrency_reached", REJECT, "little_margin",
+        "By Little's law {little:.0%} of {concurrency:g} requests were in flight where at least "
+        "{little_allowed:.0%} had to be: the load never was what the step is called.", low=0,
+    )  # fmt: skip
+    yield _between(
+        "concurrency_reached", REJECT, "implied_share",
+        "Throughput times latency hardly grew from concurrency {implied_from:g} on: at most "
+        "{implied_share:.0%} of the plateau's nominal concurrency can have been in flight, whatever it is "
+        "called.", low=0.8,
+    )  # fmt: skip
+    yield _between(
+        "concurrency_exceeded", FLAG, "little_least",
+        "By Little's law {little_least:.0%} of {concurrency:g} requests were in flight: the numbers "
+        "contradict each other.", high=1.15,
+    )  # fmt: skip
+    yield _between(
+        "arrival_capped", FLAG, "arrival_share",
+        "{request_per_s:.3g} requests/s were served where {request_rate:g} were sent: the arrival rate set "
+        "the "
+        "throughput, not the server.", high=0.9,
+    )  # fmt: skip
+    yield _between(
+        "rate_without_effect", REJECT, "rate_no_effect",
+        "Neither throughput nor latency depends on the rate asked for, and the server was not busy: the rate "
+        "was "
+        "not applied, this is no sweep.", high=0,
+    )  # fmt: skip
+    yield _between(
+        "client_capped", FLAG, "client_cap",
+        "{client_cap:.0f} requests were in flight whatever the rate beyond what is served: a cap of the "
+        "client, "
+        "so latency here says nothing of the server.", high=0,
+    )  # fmt: skip
+    yield _between(
+        "saturated_at_once", FLAG, "saturated_at_once",
+        "Already the lowest rate ({request_rate:g} requests/s) exceeds what is served ({request_per_s:.3g}): "
+        "the "
+        "knee lies below it.", high=0,
+    )  # fmt: skip
+    yield _between(
+        "output_length", REJECT, "answer_of_usual",
+        "Answers had {tokens_per_answer_mean:.0f} tokens where this curve usually has {answer_usual:.0f}: "
+        "they "
+        "ended early.", low=0.5,
+    )  # fmt: skip
+    yield _between(
+        "counts_add_up", FLAG, "total_off",
+        "Input and output tokens do not add up to the total: it is {total_off:.0%} off.", high=0.1,
+    )  # fmt: skip
+    yield _between(
+        "bimodal_latency", FLAG, "latency_spread",
+        "The p99 latency is {latency_spread:.0f} times the median: two kinds of answers, or most ended at "
+        "once.",
+        high=10,
+    )  # fmt: skip
+    yield _between(
+        "bimodal_latency", FLAG, "median_over_mean",
+        "A median latency {median_over_mean:.2f} times the mean, where tails pull the mean up, shows two "
+        "modes.",
+        high=1.2,
+    )  # fmt: skip
+    yield _between(
+        "no_data", REJECT, "no_completion",
+        "None of {attempted:g} requests completed: there is nothing to measure.", high=0,
+    )  # fmt: skip
+    yield _between(
+        "survivors_only", REJECT, "runs_dropped",
+        "{runs_dropped:g} of {runs_made:g} runs were left out before averaging: what failed is not in the "
+        "mean.",
+        high=0,
+    )  # fmt: skip
+    yield _between(
+        "client_bound", REJECT, "same_count",
+        "Unlike servers share the very same odd count ({completed:g} of {attempted:g} requests): their "
+        "common "
+        "client set it.", high=0,
+    )  # fmt: skip
+    yield _between(
+        "warm_up", FLAG, "cold", "The tool's own first run, on a server that was not warm yet.", high=0
+    )
+
+
 # -- series and sweep
 
 
@@ -332,4 +427,9 @@ def _series_checks() -> Iterable[Check]:
     )  # fmt: skip
 
 
-CHECKS: tuple[Check, ...] = (*_request_checks(), *_step_checks(), *_series_checks())
+CHECKS: tuple[Check, ...] = (
+    *_request_checks(),
+    *_step_checks(),
+    *(replace(check, imported=True) for check in _imported_checks()),
+    *_series_checks(),
+)

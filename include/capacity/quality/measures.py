@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from include.capacity.importers.document import IMPORTED_COLUMNS
 from include.capacity.quality import statistics as st
+from include.capacity.quality.imported import measure_imported
 from include.capacity.results.schema import STEP_COLUMNS
 from include.capacity.words import EVIDENCE_PHASES, UNRATED, Outcome, Phase, StopReason
 
@@ -32,6 +34,9 @@ CUT_SHORT = {str(r) for r in (StopReason.EARLY_FAIL, StopReason.SERVER_GONE, Sto
 
 LATENCY_NAMES = {"ttft_s": "time to first token", "e2e_s": "end-to-end latency"}
 """Latencies that are compared, by column of the request table."""
+
+RATE = r"\s*\S+ requests/s$"
+"""How importers name the rate of an open loop within a workload."""
 
 RATED_FAILURES = [str(o) for o in Outcome if o not in UNRATED and o is not Outcome.COMPLETED]
 
@@ -58,6 +63,8 @@ def measure(
         judged = judged.copy()  # as above
         _from_rows(judged, rows, sweep_json)
     else:
+        if not (judged["source"] == "measured").any():
+            measure_imported(judged, _curve_numbers(judged))
         _falls_without_rows(judged)
         judged["repeats_differ"] = _repeats_without_rows(judged)
     return judged, _series(judged, rows)
@@ -70,7 +77,9 @@ def _sizes(steps: pd.DataFrame, sweep_json: Mapping[str, Any]) -> None:
     """Requests per slot, seconds of window, and sums that must agree."""
     explained = steps["phase"].isin(UNSIZED) | steps["stop_reason"].isin(CUT_SHORT)
     asked = steps["phase"].isin([*PROOF, str(Phase.SHARED)]) | steps["phase"].isna()
-    steps["requests_per_slot"] = (steps["attempted"] / steps["concurrency"]).where(asked & ~explained)
+    requests = steps["attempted"].fillna(steps["completed"])
+    steps["requests_per_slot"] = (requests / steps["concurrency"]).where(asked & ~explained)
+    steps["level"] = steps["concurrency"].fillna(steps["request_rate"])
     least_s = float((sweep_json.get("bounds") or {}).get("min_window_s") or 30.0)
     steps["window_share"] = (steps["window_s"] / least_s).where(
         steps["phase"].isin([*PROOF, str(Phase.SHARED)]) & ~explained
@@ -136,14 +145,17 @@ def _copies(steps: pd.DataFrame, sweep_json: Mapping[str, Any]) -> None:
         pd.Series([sweep_json.get("created_at")] * len(steps)), utc=True, errors="coerce"
     )
     started = pd.to_datetime(steps["started_at"], utc=True, errors="coerce", format="ISO8601")
-    steps["started_before_sweep_s"] = (created - started).dt.total_seconds()
+    measured = steps["source"] == "measured"
+    steps["started_before_sweep_s"] = (created - started).dt.total_seconds().where(measured)
     identity = [*SERIES, "phase", "concurrency", "repeat"]
     steps["same_label"] = steps.groupby(identity, dropna=False)["row"].transform("size").astype(float) - 1
-    steps["same_label"] = steps["same_label"].where(steps["source"] == "measured")
+    steps["same_label"] = steps["same_label"].where(measured)
     numbers = ["e2e_mean_s", "e2e_p50_s", "ttft_mean_s", "output_tok_per_s", "completed"]
     known = (steps[numbers].notna().sum(axis=1) >= 3) & (steps["completed"].fillna(1) > 0)
     same = steps.groupby(numbers, dropna=False)["row"]
-    steps["same_numbers"] = (same.transform("size").astype(float) - 1).where(known)
+    copies = same.transform("size").astype(float) - 1
+    # Which of two measured steps was copied nobody can tell; of imported rows the first may stand.
+    steps["same_numbers"] = copies.where(measured, np.minimum(same.cumcount(), copies)).where(known)
     first, last = same.transform("first"), same.transform("last")
     labels = [_label(step) for step in steps.to_dict("records")]
     steps["twin"] = [labels[at] for at in last.where(last != steps["row"], first)]
@@ -336,13 +348,17 @@ class _Largest:
 def _falls_without_rows(steps: pd.DataFrame) -> None:
     """Largest fall of a latency statistic towards a step of at least 1.5 times the concurrency."""
     concurrency, failing = _array(steps, "concurrency"), steps["is_failing"].to_numpy(bool)
+    whole_s = steps["e2e_mean_s"].fillna(steps["e2e_estimate_s"]).fillna(steps["e2e_p50_s"]).to_numpy(float)
     falls = _Largest(len(steps))
     for _, curve in _curves(steps):
-        for column in ("ttft_mean_s", "ttft_p50_s", "e2e_mean_s", "e2e_p50_s"):
+        for column in ("ttft_mean_s", "ttft_p50_s", "e2e_mean_s", "e2e_p50_s", "e2e_estimate_s"):
             values = _array(steps, column)
             known = [row for row in curve["row"].tolist() if values[row] > 0 and not failing[row]]
             for low, high in itertools.permutations(known, 2):
                 if concurrency[high] >= 1.5 * concurrency[low]:
+                    fall_s = values[low] - values[high]
+                    if column.startswith("ttft") and fall_s < 0.1 * whole_s[low]:
+                        continue  # a first token is a small part of the answer, and its scatter is unknown
                     called = column.removesuffix("_s").replace("_", " ").upper()
                     falls.keep(low, max(1 - values[high] / values[low], 0.0), called, concurrency[high])
     falls.write(steps, "falls")
@@ -409,6 +425,14 @@ def _curves(steps: pd.DataFrame) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame
         yield tuple(at), mine
 
 
+def _curve_numbers(steps: pd.DataFrame) -> pd.Series:
+    """A number for each curve; of an open loop the rate, which its workload names, is the level."""
+    workload = steps["workload"].fillna("")
+    workload = workload.where(steps["concurrency"].notna(), workload.str.replace(RATE, "", regex=True))
+    names = [steps[name].fillna("") for name in SERIES if name != "workload"]
+    return pd.Series(pd.concat([*names, workload], axis=1).agg("\0".join, axis=1).factorize()[0], steps.index)
+
+
 def _array(steps: pd.DataFrame, name: str) -> st.Array:
     return pd.to_numeric(steps[name]).to_numpy(float)
 
@@ -417,8 +441,10 @@ def _typed(steps: pd.DataFrame) -> pd.DataFrame:
     """All columns present, numbers as float, text as object with None for blank; ``step`` is the key."""
     text = {"run_id", "source", "model", "series", "service_class", "workload", "phase", "started_at"}
     text |= {"stop_reason", "state", "invalid", "error", "warmup_steady"}
-    known = steps.reindex(columns=list(STEP_COLUMNS))
-    for name in STEP_COLUMNS:
+    text |= {"hardware", "engine", "note"}
+    columns = [*STEP_COLUMNS, *IMPORTED_COLUMNS]
+    known = steps.reindex(columns=columns)
+    for name in columns:
         if name in text:
             known[name] = known[name].astype(object).where(known[name].notna(), None)
         else:

@@ -57,14 +57,14 @@ class ColumnsAscend(MulticolumnMapMetricProvider):
         "condition_parser",
         "ignore_row_if",
     )
-    condition_value_keys = ()
+    condition_value_keys = ("tolerance",)
 
     @multicolumn_condition_partial(engine=PandasExecutionEngine)
-    def _pandas(cls, column_list: pd.DataFrame, **_: Any) -> pd.Series:
+    def _pandas(cls, column_list: pd.DataFrame, tolerance: float | None = None, **_: Any) -> pd.Series:
         values = column_list.apply(pd.to_numeric).astype(float).ffill(axis=1)
         later = values.to_numpy()[:, 1:]
         earlier = values.to_numpy()[:, :-1]
-        falls = later < earlier - TOLERANCE * np.abs(earlier)
+        falls = later < earlier - (tolerance or TOLERANCE) * np.abs(earlier)
         return pd.Series(~falls.any(axis=1), index=column_list.index)
 
 
@@ -83,8 +83,10 @@ class ColumnsAddUp(MulticolumnMapMetricProvider):
 
 
 class ExpectColumnsToAscend(MulticolumnMapExpectation):
-    """Expect the known values of each row to ascend in the order of the columns."""
+    """Expect the known values of each row to ascend in the order of the columns, to a relative tolerance."""
 
+    tolerance: float = TOLERANCE
+    success_keys = (*MulticolumnMapExpectation.success_keys, "tolerance")
     map_metric = "multicolumn_values.capacity_ascend"
 
 
