@@ -22,10 +22,10 @@ def lengths(regime_requests: float, n: int = 3000, seed: int = 1) -> tuple[list[
 
 
 def test_blocks_by_hand():
-    # 600 requests, batches of 30: 1..600 in order is all between batches (x 30), dealt round is none.
-    ordered = np.repeat([1.0, 2.0], 300)
+    # 600 requests in 20 batches of 30, the longest fifth in 4 whole batches: all variance is between batches.
+    ordered = np.repeat([1.0, 2.0], [480, 120])
     assert clustering(ordered, concurrency=30) == pytest.approx(30 * (20 / 19))
-    assert clustering(np.tile([1.0, 2.0], 300), concurrency=30) == 1.0
+    assert clustering(np.tile([1.0, 1.0, 1.0, 1.0, 2.0], 120), concurrency=30) == 1.0
     assert clustering(np.full(600, 7.0), concurrency=30) == 1.0
 
 
@@ -45,7 +45,7 @@ def test_independent_lengths_cost_nothing_and_stretches_are_seen():
     independent = [clustering(*lengths(0, seed=seed), concurrency=32) for seed in range(20)]
     stretches = [clustering(*lengths(30, seed=seed), concurrency=32) for seed in range(20)]
     assert np.mean(independent) < 1.15
-    assert np.mean(stretches) > 4
+    assert np.mean(stretches) > 2
 
 
 def test_it_lowers_the_lower_bound_and_nothing_else():
