@@ -10,8 +10,10 @@ import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import yaml
+from croniter import croniter
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from include.capacity.errors import ConfigError
@@ -34,6 +36,20 @@ def _ascending(ladder: list[int]) -> list[int]:
     if sorted(set(ladder)) != ladder:
         raise ValueError("expected concurrencies in ascending order, each once")
     return ladder
+
+
+def _zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError):
+        raise ValueError("expected a time zone such as Europe/Berlin") from None
+    return name
+
+
+def _cron(text: str) -> str:
+    if not croniter.is_valid(text):
+        raise ValueError("expected a cron expression such as 0 1 * * *")
+    return text
 
 
 Ladder = Annotated[list[Concurrency], Field(min_length=1, max_length=64), AfterValidator(_ascending)]
@@ -217,8 +233,8 @@ class StepBounds(Strict):
 class Night(Strict):
     """When the nightly sweep runs."""
 
-    schedule: str = "0 1 * * *"
-    timezone: str = "UTC"
+    schedule: Annotated[str, AfterValidator(_cron)] = "0 1 * * *"
+    timezone: Annotated[str, AfterValidator(_zone)] = "UTC"
     max_lateness_s: Seconds = 7200
     """A run that starts later than this is skipped, so that it does not run into the day."""
 

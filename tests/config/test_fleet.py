@@ -87,6 +87,8 @@ def test_unknown_class_of_a_model_is_named() -> None:
         ("ladder: [8, 16, 32, 48]", "ladder: [0, 8]", "greater than or equal to 1"),
         ("ladder: [8, 16, 32, 48]", "ladder: [8, 999999999999]", "less than or equal to 100000"),
         ("ladder: [8, 16, 32, 48]", "ladder: []", "at least 1 item"),
+        ('schedule: "0 1 * * *"', 'schedule: "at night"', "expected a cron expression such as 0 1 * * *"),
+        ("timezone: UTC", "timezone: Mars/Base", "expected a time zone such as Europe/Berlin"),
         ("to: s3://capacity/demo", "to: http://x/y", "publish.to: String should match pattern"),
         ("at_most_s: 1.0", "at_most_s: 61", "objective of 61.0 s is beyond the deadline of 60.0 s"),
         ("completion_floor: 0.99", "completion_floor: 1.5", "less than 1"),

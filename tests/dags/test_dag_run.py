@@ -57,12 +57,13 @@ def test_sweep_of_one_model_is_published_and_its_server_gone(in_airflow, airflow
         "sprinter/limits.json",
     } <= names
     limits = json.loads(store.read(f"{prefix}/sprinter/limits.json"))["limits"]
-    # 40 requests prove nothing at a floor of 99 %, and the run says so by its colour.
+    # Steps grow until they are decided: 40 requests prove nothing at a floor of 99 %, 299 are the fewest.
     assert [(item["class"], item["limit"], item["status"]) for item in limits] == [
-        ("interactive", None, "insufficient_evidence")
+        ("interactive", 4, "lower_bound")
     ]
-    assert tasks["check_run[-1]"] == "failed"
-    assert result["state"] == "failed"
+    assert limits[0]["evidence"]["n"] >= 299
+    assert tasks["check_run[-1]"] == "success"
+    assert result["state"] == "success"
     assert not store.exists("latest/limits.json")
     assert list(Path(airflow_env["CAPACITY_STATE"]).rglob("*.server.json")) == []
 

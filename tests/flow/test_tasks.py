@@ -200,3 +200,43 @@ def test_nothing_measured_is_nothing_to_publish(fleet_file: Path) -> None:
 )
 def test_a_runs_key_is_readable_and_one_segment(dag: str, run: str, key: str) -> None:
     assert tasks.run_key(dag, run) == key
+
+
+def bounded(fleet_file: Path, **accelerator: object) -> None:
+    data = yaml.safe_load(fleet_file.read_text())
+    data["accelerators"]["sim-0"].update(accelerator)
+    fleet_file.write_text(yaml.safe_dump(data, sort_keys=False))
+
+
+def test_a_nights_budget_counts_from_the_first_use_of_the_accelerator(fleet_file: Path) -> None:
+    bounded(fleet_file, budget_s=3600)
+    run = a_run(scheduled_at=DUE)
+    assert tasks.lease(run, "sprinter")
+    began = datetime.fromisoformat(run.store.read(f"work/{run.key}/since-sim-0").decode())
+    assert tasks.left_s(run, "sprinter", now=began + timedelta(seconds=600)) == 3000
+    assert tasks.left_s(run, "steady", now=began + timedelta(seconds=4000)) == 0  # the same accelerator
+
+
+def test_a_night_ends_at_its_latest_end_in_its_time_zone(fleet_file: Path) -> None:
+    bounded(fleet_file, budget_s=None, latest_end="06:30")
+    data = yaml.safe_load(fleet_file.read_text())
+    data["night"]["timezone"] = "Europe/Berlin"
+    fleet_file.write_text(yaml.safe_dump(data, sort_keys=False))
+    run = a_run(
+        scheduled_at=datetime(2026, 3, 1, 22, 0, tzinfo=UTC)
+    )  # 23:00 in Berlin, so 06:30 the next day
+    assert tasks.left_s(run, "steady", now=datetime(2026, 3, 2, 5, 0, tzinfo=UTC)) == 1800
+
+
+def test_what_a_person_starts_has_no_budget(fleet_file: Path) -> None:
+    bounded(fleet_file, budget_s=1, latest_end="00:01")
+    assert tasks.left_s(a_run(), "steady") is None
+
+
+def test_steps_that_do_not_fit_into_the_night_are_skipped_with_the_reason(fleet_file: Path) -> None:
+    bounded(fleet_file, budget_s=1)
+    run = a_run(scheduled_at=DUE)
+    specs = tasks.plan(run, "steady", now=DUE)
+    assert tasks.lease(run, "steady")
+    with pytest.raises(NothingToDo, match="budget: about"):
+        tasks.ladder_step(run, "steady", specs[2])

@@ -171,6 +171,15 @@ def test_tidy_csv_of_means_over_repeats(tmp_path):
     assert (step["e2e_p99_s"], step["e2e_p50_s"]) == (6.4915, 0.3935)
 
 
+def test_models_under_one_series_name_are_told_apart_and_files_of_one_level_are_repeats(tmp_path):
+    text = "model,concurrency,total_tok_per_s,e2e_p99_s\nm,4,10,1\nn,4,20,2\n"
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text(text)
+    steps = import_files([tmp_path / "a.csv", tmp_path / "b.csv"], SweepDir(FolderStore(tmp_path / "out")))
+    assert list(steps["series"]) == ["m", "n", "m", "n"]
+    assert list(steps["repeat"]) == [1, 1, 2, 2]
+
+
 def test_sweep_json_says_what_was_read_and_claims_nothing_else(tmp_path):
     imported(tmp_path, VLLM)
     about = SweepDir(FolderStore(tmp_path / "out")).read_json("sweep.json")

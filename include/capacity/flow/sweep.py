@@ -18,14 +18,13 @@ import pandas as pd
 
 from include.capacity.config import Accelerator, Model, ServiceClass, StepBounds, validate
 from include.capacity.errors import DataError
-from include.capacity.limits.compute import compute_limits
+from include.capacity.limits.compute import compute_limits, judged_classes
 from include.capacity.limits.evidence import ROWS_NEEDED, Evidence, decider, evidence_of
 from include.capacity.limits.identity import comparison_id, stack_id
 from include.capacity.limits.planner import Problem, next_step, problem_of
 from include.capacity.load.progress import Progress
 from include.capacity.load.request import Target
 from include.capacity.load.step import run_step
-from include.capacity.results.schema import Facts
 from include.capacity.results.spec import StepSpec, step_seed
 from include.capacity.results.steps import derive_steps
 from include.capacity.results.sweepdir import SweepDir
@@ -144,9 +143,11 @@ def evidence(sweep: SweepDir) -> list[Evidence]:
     return found
 
 
-def problem(sweep: SweepDir) -> Problem:
-    """The planner's question for this sweep."""
-    return problem_of(sweep.read_json("sweep.json"))
+def problem(sweep: SweepDir, left_s: float | None = None) -> Problem:
+    """The planner's question for this sweep; ``left_s``: wall seconds left to measure in."""
+    data = sweep.read_json("sweep.json")
+    budget_s = None if left_s is None else left_s * data["clock_scale"]
+    return problem_of({**data, "budget_s": budget_s})
 
 
 def run_all(
@@ -202,7 +203,8 @@ def limits(sweep: SweepDir, classes: Mapping[str, ServiceClass] | None = None) -
         raise DataError(f"{sweep.url}: no quality.json: run `check` first; unchecked data carry no limit")
     found: list[Evidence] = []
     if data["source"] == "measured":
-        found = recompute_evidence(sweep, classes)
+        judged, _ = judged_classes(data, classes)
+        found = recompute_evidence(sweep, judged)
     result = compute_limits(data, found, sweep.steps(), sweep.read_json("quality.json"), classes=classes)
     if classes is None:
         sweep.write_json("limits.json", result)
@@ -214,8 +216,3 @@ def report(sweep: SweepDir) -> None:
     from include.capacity.report.build import build_model_report  # matplotlib: only here
 
     build_model_report(sweep)
-
-
-def facts_of(sweep: SweepDir, key: str) -> Facts:
-    """A finished step's facts."""
-    return sweep.facts(key)

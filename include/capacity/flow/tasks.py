@@ -10,9 +10,10 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from include.capacity import servers
 from include.capacity.config import Fleet, Model, load_fleet, slug
@@ -101,6 +102,11 @@ class Run:
         return run_key(self.dag_id, self.run_id)
 
     @property
+    def zone(self) -> ZoneInfo:
+        """The night's time zone."""
+        return ZoneInfo(self.fleet.night.timezone)
+
+    @property
     def holder(self) -> str:
         """Who holds leases and servers for this run."""
         return f"{self.dag_id}/{self.run_id}"
@@ -164,7 +170,10 @@ def plan(run: Run, model: str, now: datetime | None = None) -> list[dict[str, An
 
 def lease(run: Run, model: str) -> bool:
     """Take the model's accelerator for this run; False while another holds it."""
-    return _lease(run, model).acquire()
+    held = _lease(run, model).acquire()
+    if held and not run.store.exists(_first_use(run, model)):
+        run.store.write(_first_use(run, model), datetime.now(UTC).isoformat().encode())
+    return held
 
 
 def start_server(run: Run, model: str) -> dict[str, Any]:
@@ -186,7 +195,7 @@ def ladder_step(run: Run, model: str, spec_json: Mapping[str, Any]) -> dict[str,
     """Measure one asked-for step, unless what lies below it has made it pointless."""
     sweep = run.sweep(model)
     spec = StepSpec.from_json(spec_json)
-    reason = skip_reason(stages.problem(sweep), spec, stages.evidence(sweep))
+    reason = skip_reason(stages.problem(sweep, left_s(run, model)), spec, stages.evidence(sweep))
     if reason:
         raise NothingToDo(reason)
     return _measure(run, model, spec)
@@ -204,24 +213,58 @@ def planned_step(run: Run, model: str, phase: Phase, slot: int, label: Callable[
     """
     sweep = run.sweep(model)
     memory = f"slots/{phase}-{slot}.json"
-    spec = StepSpec.from_json(sweep.read_json(memory)) if sweep.exists(memory) else _next(sweep, phase)
+    spec = StepSpec.from_json(sweep.read_json(memory)) if sweep.exists(memory) else _next(run, model, phase)
     if spec is None:
         return False
     label(spec.label)
     sweep.write_json(memory, spec.to_json())
     _measure(run, model, spec)
-    return _next(sweep, phase) is not None
+    return _next(run, model, phase) is not None
 
 
-def _next(sweep: SweepDir, phase: Phase) -> StepSpec | None:
+def _next(run: Run, model: str, phase: Phase) -> StepSpec | None:
     """What the planner asks for next, if it belongs to this phase."""
-    spec = next_step(stages.problem(sweep), stages.evidence(sweep), at_least=phase)
+    sweep = run.sweep(model)
+    asked = stages.problem(sweep, left_s(run, model))
+    spec = next_step(asked, stages.evidence(sweep), at_least=phase)
     if spec is None:
         log.info("the planner has nothing more to measure")
-    elif spec.phase is not phase:
+    elif spec.phase is not phase and not (phase is Phase.SCOUT and spec.phase is Phase.GRID):
         log.info("nothing more to %s: next is %s", phase, spec.label)
         return None
     return spec
+
+
+def left_s(run: Run, model: str, now: datetime | None = None) -> float | None:
+    """Wall seconds that this night's run may still use the model's accelerator; None: as long as it takes.
+
+    Bounded by the accelerator's ``budget_s``, from when the run first held it, and by its ``latest_end``.
+    Runs that a person started are not bounded.
+    """
+    accelerator = run.fleet.accelerators[run.model(model).accelerator]
+    if run.scheduled_at is None:
+        return None
+    now = now or datetime.now(UTC)
+    left = []
+    if accelerator.budget_s is not None:
+        began = datetime.fromisoformat(run.store.read(_first_use(run, model)).decode())
+        left.append(accelerator.budget_s - (now - began).total_seconds())
+    if accelerator.latest_end is not None:
+        left.append((latest_end(run.scheduled_at, accelerator.latest_end, run.zone) - now).total_seconds())
+    return max(0.0, min(left)) if left else None
+
+
+def latest_end(scheduled_at: datetime, clock: str, zone: ZoneInfo) -> datetime:
+    """The first time after ``scheduled_at`` at which the clock of that zone shows ``HH:MM``."""
+    local = scheduled_at.astimezone(zone)
+    hour, minute = map(int, clock.split(":"))
+    end = local.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    return end if end > local else end + timedelta(days=1)
+
+
+def _first_use(run: Run, model: str) -> str:
+    """The object that tells since when this run has used an accelerator."""
+    return f"work/{run.key}/since-{safe_name(run.fleet.models[model].accelerator)}"
 
 
 def _measure(run: Run, model: str, spec: StepSpec) -> dict[str, Any]:

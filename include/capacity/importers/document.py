@@ -127,8 +127,7 @@ def number_repeats(rows: Iterable[Row]) -> list[Row]:
     seen: dict[tuple[Any, ...], int] = {}
     numbered = []
     for row in rows:
-        names = ("source", "model", "series", "workload", "concurrency")
-        at = tuple(row.get(name) for name in names)
+        at = tuple(row.get(name) for name in ("series", "workload", "concurrency"))
         seen[at] = seen.get(at, 0) + 1
         numbered.append({**row, "repeat": seen[at]})
     return numbered

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -67,10 +68,26 @@ def import_files(paths: Sequence[str | Path], out: SweepDir) -> pd.DataFrame:
         rows += [{"source": document.name, **row} for row in found]
         read_as[document.name] = kind.name
     columns = [*STEP_COLUMNS, *IMPORTED_COLUMNS]
-    steps = pd.DataFrame(number_repeats(rows)).reindex(columns=columns)
+    steps = pd.DataFrame(number_repeats(_told_apart(rows))).reindex(columns=columns)
     out.write_json("sweep.json", _about(steps, documents, read_as))
     out.write_steps(steps)
     return steps
+
+
+def _told_apart(rows: list[Row]) -> list[Row]:
+    """Rows whose series names tell unlike servers apart: where one name covers several models, cards or
+    engines, these are added to it. Later stages know a curve by its series and workload alone."""
+    for name in ("model", "hardware", "engine"):
+        covered: dict[str, set[Any]] = {}
+        for row in rows:
+            covered.setdefault(row.get("series") or "", set()).add(row.get(name))
+        rows = [
+            {**row, "series": " ".join(filter(None, (row.get("series"), row.get(name))))}
+            if len(covered[row.get("series") or ""]) > 1
+            else row
+            for row in rows
+        ]
+    return rows
 
 
 def _documents(path: Path) -> list[Document]:

@@ -99,8 +99,8 @@ def clustering(*asked: ArrayLike, concurrency: int) -> float:
     """Design effect of being among the longest fifth, at least 1.
 
     ``asked``: sizes of the attempted requests in order of start (prompt tokens, tokens to generate), added by
-    rank; one with an unknown value says nothing. The longest fifth and not the lengths themselves: those of
-    the bulk are alike in stretches that harm nobody.
+    rank; one with an unknown value says nothing. The longest fifth and not the lengths themselves: failures
+    follow lengths in part only, and the bulk is alike in stretches that harm nobody.
     """
     known = [sizes for sizes in (np.asarray(one, float) for one in asked) if not np.isnan(sizes).any()]
     if not known or not known[0].size:
