@@ -310,6 +310,7 @@ def test_clean_sweeps_are_left_alone():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_at_most_one_clean_sweep_in_a_hundred_has_a_finding():
     noisy = {name for name, *_ in clean_sweeps(range(200))}
     assert len(noisy) <= 2, noisy

@@ -48,6 +48,15 @@ def check_tables(
     ``steps``: STEP_COLUMNS, indexed by step key (imported: by row number); ``requests``:
     REQUEST_COLUMNS and ``step``, or None for imported steps.
     """
+    if steps.empty:  # the server never stood: nothing to judge, and nothing wrong with it
+        return {
+            "schema": SCHEMA,
+            "verdict": "ok",
+            "findings": [],
+            "steps": [],
+            "not_checked": [{"check": check.id, "reason": "no step was measured"} for check in CHECKS],
+            "gx": {},
+        }
     judged, series = measure(steps, requests, sweep_json)
     return judge(judged, series, requests)
 

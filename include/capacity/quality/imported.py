@@ -148,10 +148,10 @@ def _open_loop(steps: pd.DataFrame, curve: pd.Series, latency_s: pd.Series, rate
             finite["x"].iloc[0] < 0.9 * finite["asked"].iloc[0]
         )
         over = finite[finite["x"] < 0.9 * finite["asked"]]
-        held = over["x"] * over["s"]
+        held, excess = over["x"] * over["s"], over["asked"] - over["x"]  # the backlog grows with the excess
         capped = (
             len(over) >= 2
-            and over["asked"].max() >= 1.2 * over["asked"].min()
+            and excess.max() >= SPAN * excess.min()
             and _spread(held) <= SAME
             and bool((held < 0.1 * over["n"]).all())
             and not same
