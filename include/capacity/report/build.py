@@ -479,7 +479,14 @@ def trust(data: ModelData) -> dict[str, Any]:
             f"Of {number(len(steps))} steps: {number((steps['verdict'] == 'ok').sum())} passed every check, "
             f"{number(flagged)} with a finding, {number(rejected)} rejected."
         )
-    notes = [text(finding.get("reason")) for finding in (quality or {}).get("findings") or []]
+    notes = [f"{problem['stage']} failed: {problem['error']}" for problem in data.sweep.get("problems") or []]
+    broken = steps[steps["error"].map(text) != ""]
+    notes += [
+        f"{text(step['phase'])} {text(step['service_class'])} at {number(step['concurrency'])}: "
+        f"{text(step['error'])}"
+        for _, step in broken.iterrows()
+    ]
+    notes += [text(finding.get("reason")) for finding in (quality or {}).get("findings") or []]
     if unused:
         notes.append(
             f"On no curve and in no limit: {number(unused)} of the steps; they are struck out below."

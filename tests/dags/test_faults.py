@@ -1,0 +1,146 @@
+"""What people get wrong most: each gives a clear error, a red run, and leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from include.capacity.config import DEFAULT_FLEET
+
+pytestmark = pytest.mark.slow
+
+RUN = """
+import json, logging, sys
+from airflow.dag_processing.dagbag import DagBag
+dag = DagBag("dags").dags["capacity_sweep"]
+run = dag.test(run_conf={conf})
+print(json.dumps({{"state": str(run.state),
+    "tasks": {{ti.task_id: str(ti.state) for ti in run.get_task_instances()}}}}))
+"""
+ROOT = Path(__file__).parents[2]
+IMPORT = """
+import json
+from airflow.dag_processing.dagbag import DagBag
+print(json.dumps(list(DagBag("dags").import_errors.values())))
+"""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path):
+    """Writes a fleet file: the shipped one with a change, publishing into the test's folder."""
+
+    def write(change) -> str:
+        data = yaml.safe_load(DEFAULT_FLEET.read_text())
+        data["publish"]["to"] = (tmp_path / "out").as_uri()
+        del data["models"]["sprinter"]
+        change(data)
+        file = tmp_path / "fleet.yaml"
+        file.write_text(yaml.safe_dump(data, sort_keys=False))
+        return str(file)
+
+    return write
+
+
+def servers() -> list[int]:
+    """Pids of simulated servers on this machine."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if "include.capacity.simulator" in (process.info["cmdline"] or []):
+            found.append(process.pid)
+    return found
+
+
+def reported(tmp_path: Path) -> tuple[dict, str]:
+    """The published limits and report of the one model."""
+    folder = next((tmp_path / "out" / "runs").rglob("manifest.json")).parent
+    limits = json.loads((folder / "steady" / "limits.json").read_text())
+    return limits, (folder / "steady" / "report.md").read_text()
+
+
+@pytest.fixture
+def endpoint():
+    """URL of a simulated server that is somebody else's."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = ["-m", "include.capacity.simulator", "--profile", "steady", "--port", str(port)]
+    with subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline()  # it says when it listens
+        yield f"http://127.0.0.1:{port}"
+        server.terminate()
+
+
+def test_a_wrong_model_name(in_airflow, fleet, endpoint: str, tmp_path: Path) -> None:
+    def misnamed(data) -> None:
+        data["models"]["steady"].update(
+            served_name="no/such-model", server={"kind": "endpoint", "url": endpoint}
+        )
+
+    result = in_airflow(RUN.format(conf={}), CAPACITY_FLEET=fleet(misnamed))
+    assert result["state"] == "failed"
+    assert result["tasks"]["steady.start_server"] == "failed"
+    assert result["tasks"]["steady.ladder"] == "upstream_failed"
+    assert result["tasks"]["steady.stop_server"] == "success"  # gives the accelerator back
+    assert result["tasks"]["publish"] == "success"
+    assert result["tasks"]["check_run"] == "failed"
+    limits, report = reported(tmp_path)
+    assert [(item["limit"], item["status"]) for item in limits["limits"]] == [(None, "not_measured")] * 2
+    assert "no/such-model" in report
+    assert "sim/steady-8b" in report  # what is served there instead
+
+
+def test_a_taken_port(in_airflow, fleet, tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        file = fleet(lambda data: data["models"]["steady"]["server"].update(port=port))
+        before = servers()
+        result = in_airflow(RUN.format(conf={}), CAPACITY_FLEET=file)
+    assert result["state"] == "failed"
+    assert result["tasks"]["steady.start_server"] == "failed"
+    assert result["tasks"]["check_run"] == "failed"
+    assert servers() == before
+    limits, report = reported(tmp_path)
+    assert {item["status"] for item in limits["limits"]} == {"not_measured"}
+    assert f"port {port}" in report
+
+
+def test_a_missing_bucket_shows_before_a_server_starts(in_airflow, fleet, tmp_path: Path) -> None:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        connection = {
+            "conn_type": "aws",
+            "login": "x",
+            "password": "y",
+            "extra": {"endpoint_url": f"http://{host}:{port}", "region_name": "us-east-1"},
+        }
+        file = fleet(lambda data: data["publish"].update(to="s3://nowhere/limits"))
+        result = in_airflow(
+            RUN.format(conf={}), CAPACITY_FLEET=file, AIRFLOW_CONN_AWS_DEFAULT=json.dumps(connection)
+        )
+    finally:
+        server.stop()
+    assert result["state"] == "failed"
+    assert result["tasks"]["steady.plan"] == "failed"
+    assert result["tasks"]["steady.start_server"] == "upstream_failed"
+
+
+def test_a_bad_key_in_the_fleet_file_is_an_import_error_that_names_it(in_airflow, fleet) -> None:
+    file = fleet(lambda data: data["models"]["steady"].update(acelerator="sim-0"))
+    errors = in_airflow(IMPORT, CAPACITY_FLEET=file)
+    assert len(errors) == 2
+    for error in errors:
+        assert f"{file}: models.steady.acelerator: Extra inputs are not permitted, found 'sim-0'" in error
