@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -128,7 +131,7 @@ def test_engineer_triggers_a_sweep_by_the_form_and_fetches_the_report(
     assert {item["class"] for item in limits["limits"]} == {"interactive", "batch"}
     for item in limits["limits"]:
         assert (item["status"], item["limit"]) == ("lower_bound", 8), item
-        assert item["evidence"]["requests"] >= 400
+        assert item["evidence"]["n"] >= 400
     report = published[f"{base}sprinter/report.html"].decode()
     assert "simulated" in report.lower()
     assert "latest/limits.json" not in objects(stack, "demo/")  # not promoted
@@ -152,3 +155,40 @@ def test_wrong_parameters_are_refused_before_a_server_starts(stack: LocalStack) 
     assert tasks["steady.start_server"] == "upstream_failed"
     assert tasks["check_run"] == "failed"
     assert servers_left(stack) == []
+
+
+def test_a_server_killed_in_the_middle_is_brought_back_and_told_of(stack: LocalStack) -> None:
+    conf = {
+        "models": ["sprinter"],
+        "classes": ["interactive"],
+        "mode": "exact",
+        "concurrency": "4, 8",
+        "publish_to": f"s3://{stack.bucket}/killed",
+    }
+    run = stack.trigger("capacity_sweep", conf)
+    progress = stack.home / "state" / "progress" / "sprinter.json"
+    wait_for(lambda: progress.exists() and "grid interactive c=8: measuring" in progress.read_text())
+    (state,) = (stack.home / "state" / "servers").rglob("*.server.json")
+    os.kill(json.loads(state.read_text())["handle"]["pid"], signal.SIGKILL)
+
+    assert finished(stack, "capacity_sweep", run) == "success", stack.tasks("capacity_sweep", run)
+    published = objects(stack, "killed/runs/")
+    facts = {
+        key.rpartition("/")[2]: json.loads(body)
+        for key, body in published.items()
+        if "/sprinter/steps/grid" in key
+    }
+    assert facts["grid-interactive-c00008-r1.json"]["server_crashed"] is True
+    assert facts["grid-interactive-c00008-r2.json"]["server_crashed"] is False  # asked once more
+    limits = next(json.loads(body) for key, body in published.items() if key.endswith("sprinter/limits.json"))
+    # Killed once and not again: no fault of the concurrency, so no limit comes from it.
+    assert [(item["limit"], item["status"]) for item in limits["limits"]] == [(8, "lower_bound")]
+    report = next(body.decode() for key, body in published.items() if key.endswith("sprinter/report.md"))
+    assert "grid interactive at 8: " in report
+    assert servers_left(stack) == []
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    """Until something is so; the test's own time limit is the end of patience."""
+    while not true():
+        time.sleep(0.1)
