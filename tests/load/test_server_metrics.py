@@ -16,6 +16,7 @@ from include.capacity.load.server_metrics import (
     PREEMPTIONS,
     PREFIX_HITS,
     PREFIX_QUERIES,
+    REJECTIONS,
     RUNNING,
     TTFT_COUNT,
     TTFT_SUM,
@@ -56,6 +57,11 @@ vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 12.0
 # TYPE http_requests_total counter
 http_requests_total{handler="/v1/chat/completions",method="POST",status="2xx"} 60.0
 http_requests_total{handler="/v1/chat/completions",method="POST",status="5xx"} 4.0
+# TYPE vllm:admission_rejections counter
+vllm:admission_rejections_total{engine="0",model_name="m",reason="max_num_queued_reqs"} 6.0
+vllm:admission_rejections_total{engine="0",model_name="m",reason="max_num_queued_tokens"} 2.0
+# TYPE vllm:admission_rejections_created gauge
+vllm:admission_rejections_created{engine="0",model_name="m",reason="max_num_queued_reqs"} 1.7e+09
 # TYPE python_gc_objects_collected_total counter
 python_gc_objects_collected_total{generation="0"} 14926.0
 # TYPE sim:behind_seconds gauge
@@ -71,6 +77,8 @@ def test_engines_are_summed_and_the_fullest_cache_counts() -> None:
     assert found[FINISHED] == 60.0
     assert found[f"{FINISHED}{{length}}"] == 50.0
     assert found["http_requests_total{5xx}"] == 4.0
+    assert found[REJECTIONS] == 8.0
+    assert found[f"{REJECTIONS}{{max_num_queued_reqs}}"] == 6.0
     assert (found[TTFT_SUM], found[TTFT_COUNT]) == (12.0, 60.0)
     assert found["sim:behind_seconds"] == 0.02
     assert busy(found) == 8.0
@@ -129,6 +137,9 @@ def test_a_window_is_summarized_and_unknown_stays_unknown() -> None:
                     TTFT_COUNT: 5.0 * at,
                     PREFIX_HITS: 30.0 * at,
                     PREFIX_QUERIES: 120.0 * at,
+                    PREEMPTIONS: 3.0 + at,
+                    REJECTIONS: 7.0 * at,
+                    KV_USE: 0.2 * at,
                 },
             )
             for at in range(6)
@@ -140,13 +151,14 @@ def test_a_window_is_summarized_and_unknown_stays_unknown() -> None:
     assert found["server_waiting_peak"] == 0.0
     assert found["server_ttft_mean_s"] == pytest.approx(0.1)
     assert found["server_prefix_hit_share"] == pytest.approx(0.25)
-    for unknown in (
-        "server_kv_use_peak",
-        "server_preemptions",
-        "server_requests_finished",
-        "server_e2e_mean_s",
-    ):
+    assert found["server_preemptions"] == pytest.approx(2.0)
+    assert found["server_rejections"] == pytest.approx(14.0)
+    assert found["server_kv_use_peak"] == pytest.approx(0.6)
+    for unknown in ("server_requests_finished", "server_e2e_mean_s"):
         assert found[unknown] is None
+    for series, column in ((PREEMPTIONS, "preemptions"), (REJECTIONS, "rejections"), (KV_USE, "kv_use_peak")):
+        without = [Poll(p.at, {k: v for k, v in p.series.items() if k != series}, 0) for p in read]
+        assert summarize(without, 1.0, 3.0)[f"server_{column}"] is None
     assert all(value is None for value in summarize([], 0.0, 1.0).values())
 
 

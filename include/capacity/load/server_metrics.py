@@ -35,12 +35,13 @@ KV_USE = "vllm:kv_cache_usage_perc"
 PREEMPTIONS = "vllm:num_preemptions_total"
 PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
 PREFIX_HITS = "vllm:prefix_cache_hits_total"
+REJECTIONS = "vllm:admission_rejections_total"
 FINISHED = "vllm:request_success_total"
 TTFT_SUM = "vllm:time_to_first_token_seconds_sum"
 TTFT_COUNT = "vllm:time_to_first_token_seconds_count"
 E2E_SUM = "vllm:e2e_request_latency_seconds_sum"
 E2E_COUNT = "vllm:e2e_request_latency_seconds_count"
-REJECTED = "http_requests_total"
+BY_STATUS = "http_requests_total"
 BEHIND = "sim:behind_seconds"
 
 OLD_NAMES = {
@@ -52,10 +53,10 @@ OLD_NAMES = {
 
 KEPT = frozenset(
     {RUNNING, WAITING, KV_USE, PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS, FINISHED, TTFT_SUM, TTFT_COUNT}
-    | {E2E_SUM, E2E_COUNT, REJECTED}
+    | {E2E_SUM, E2E_COUNT, REJECTIONS, BY_STATUS}
     | {"vllm:prompt_tokens_total", "vllm:generation_tokens_total"}
 )
-SPLIT = {FINISHED: "finished_reason", REJECTED: "status"}
+SPLIT = {FINISHED: "finished_reason", REJECTIONS: "reason", BY_STATUS: "status"}
 """Series that are also kept apart by a label, as ``name{value}``."""
 FULLEST = frozenset({KV_USE})
 """Series of which the largest label set counts, instead of the sum."""
@@ -75,7 +76,8 @@ TIMEOUT_S = 5.0
 def parse(text: str) -> dict[str, float]:
     """The series we use, by today's names; absent where the server does not export them.
 
-    ``request_success_total`` also comes apart by reason, as ``vllm:request_success_total{length}``, and
+    What is split by a label also comes apart, ``request_success_total`` by reason (as
+    ``vllm:request_success_total{length}``), ``admission_rejections_total`` likewise,
     ``http_requests_total`` by status. Text that is no Prometheus exposition gives ``{}``.
     """
     lines = [line for line in text.splitlines() if _WANTED.match(line)]
@@ -199,6 +201,7 @@ def summarize(polls: list[Poll], start: float, end: float) -> dict[str, float | 
         "server_kv_use_peak": _peak(inside, KV_USE),
         "server_preemptions": rise(polls, PREEMPTIONS, start, end),
         "server_prefix_hit_share": _ratio(hits, queries),
+        "server_rejections": rise(polls, REJECTIONS, start, end),
         "server_requests_finished": rise(polls, FINISHED, start, end),
         "server_ttft_mean_s": _ratio(rise(polls, TTFT_SUM, start, end), rise(polls, TTFT_COUNT, start, end)),
         "server_e2e_mean_s": _ratio(rise(polls, E2E_SUM, start, end), rise(polls, E2E_COUNT, start, end)),

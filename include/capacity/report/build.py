@@ -741,6 +741,7 @@ SERVER_COLUMNS = {
     "server_kv_use_peak": ("KV use, peak", percent),
     "server_preemptions": ("preemptions", number),
     "server_prefix_hit_share": ("prefix hits", percent),
+    "server_rejections": ("refused by its queue", number),
     "server_ttft_mean_s": ("its TTFT, mean", seconds),
     "server_e2e_mean_s": ("its E2E, mean", seconds),
     "foreign_running_peak": ("foreign, peak", number),

@@ -76,6 +76,7 @@ SERVER_COLUMNS = (
     "server_kv_use_peak",  # 0..1
     "server_preemptions",  # counter difference over the window, likewise below
     "server_prefix_hit_share",
+    "server_rejections",  # by a queue limit, before the engine
     "server_requests_finished",
     "server_ttft_mean_s",
     "server_e2e_mean_s",
