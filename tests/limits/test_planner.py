@@ -118,6 +118,8 @@ def test_sizes_of_steps():
     assert (proof.cap_s, proof.min_window_s, proof.early_stop) == (600, 120, True)
     scout = next(s for s in large if s.phase is Phase.SCOUT)
     assert (scout.cap_s, scout.min_window_s, scout.early_stop) == (60, 30, True)
+    baseline = next(s for s in large if s.phase is Phase.BASELINE)
+    assert (baseline.cap_s, baseline.min_window_s, baseline.early_stop) == (600, 30, False)
 
 
 def test_every_step_has_its_own_seed_and_the_same_when_asked_again():

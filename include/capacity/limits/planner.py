@@ -113,7 +113,7 @@ def ladder_steps(problem: Problem) -> list[StepSpec]:
         ]
     steps = []
     for name, service in problem.classes.items():
-        steps.append(_step(problem, Phase.BASELINE, {name: (1, BASELINE_REQUESTS, BASELINE_REQUESTS)}))
+        steps.append(_baseline(problem, name))
         steps.append(_prime(problem, name, service.ladder[-1]))
         steps += [_scout(problem, name, n) for n in service.ladder]
     return steps
@@ -141,6 +141,16 @@ def _step(
         **settings,
     )
     return StepSpec(**{**vars(spec), "seed": step_seed(problem.seed, problem.model, spec.key)})
+
+
+def _baseline(problem: Problem, name: str) -> StepSpec:
+    """One request after the other. Bounded like a proof: 30 slow answers take longer than a scout may."""
+    return _step(
+        problem,
+        Phase.BASELINE,
+        {name: (1, BASELINE_REQUESTS, BASELINE_REQUESTS)},
+        cap_s=problem.bounds.prove_cap_s,
+    )
 
 
 def _prime(problem: Problem, name: str, top: int) -> StepSpec:
