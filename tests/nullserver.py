@@ -100,7 +100,9 @@ class Plan:
     hold: bool = False
     """Wait for ``NullServer.release`` before anything else; times count from then."""
     refuse_above: int | None = None
-    """Answer 503 at once to requests that would make more than this open."""
+    """Answer 503 (with ``retry_after``, if given) at once to requests that would make more than this open."""
+    prompt_tokens: int = 3
+    """What the usage says of the prompt."""
     pieces: Script | None = None
     """Body pieces instead of all of the above, each sent as an HTTP chunk after a usual head."""
     wire: Script | None = None
@@ -338,7 +340,7 @@ class NullServer:
             record.body, record.headers = body, headers
         self.records.append(record)
         if plan.refuse_above is not None and self.open > plan.refuse_above:
-            plan = Plan(status=503)
+            plan = Plan(status=503, retry_after=plan.retry_after)
         asked = body.get("max_tokens") or body.get("max_completion_tokens")
         tokens = plan.tokens if plan.tokens is not None else (asked if isinstance(asked, int) else 8)
         script = script_of(
@@ -552,7 +554,7 @@ def _json_script(plan: Plan, chat: bool) -> Script:
         choice["text"] = text
     answer: dict[str, Any] = {"object": "chat.completion" if chat else "text_completion", "choices": [choice]}
     if plan.usage != "none":
-        answer["usage"] = _usage(plan.tokens)
+        answer["usage"] = _usage(plan, plan.tokens)
     body = (plan.body or json.dumps(answer)).encode()
     at = plan.ttft_s + max(0, plan.tokens - 1) * plan.itl_s
     message = whole(200, body, plan=plan)
@@ -575,7 +577,7 @@ def _stream_script(plan: Plan, chat: bool) -> Script:
             "choices": choices,
         }
         if tokens is not None:
-            data["usage"] = _usage(tokens)
+            data["usage"] = _usage(plan, tokens)
         line = f"data: {json.dumps(data, separators=(',', ':'))}{plan.newline}{plan.newline}"
         script.append((at, _chunk(line.encode())))
 
@@ -671,8 +673,9 @@ def _script(parts: list[tuple[float, bytes | Act]]) -> Script:
     return tuple(script)
 
 
-def _usage(tokens: int) -> dict[str, int]:
-    return {"prompt_tokens": 3, "completion_tokens": tokens, "total_tokens": 3 + tokens}
+def _usage(plan: Plan, tokens: int) -> dict[str, int]:
+    prompt = plan.prompt_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
 
 def refusing_port() -> int:

@@ -108,6 +108,8 @@ def test_what_the_error_says() -> None:
 
 def test_status_is_kept() -> None:
     assert answer_to(PLANS["rejected_429"])[0].http_status == 429
+    assert answer_to(PLANS["rejected_429"])[0].retry_after_s is None
+    assert answer_to(PLANS["rejected_429_retry_after"])[0].retry_after_s == 7.0
     assert answer_to(PLANS["fine"])[0].http_status == 200
     assert answer_to(PLANS["close_before_head"])[0].http_status is None
 
@@ -171,6 +173,20 @@ def test_slow_headers_are_part_of_the_first_token_time() -> None:
     assert answer.first_token_at is not None
     assert answer.wrote_at is not None
     assert answer.first_token_at - answer.wrote_at >= 0.3
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_our_stamps_enclose_the_servers(loop: str) -> None:
+    """Both clocks are one: written before it was read there, received after it was sent there."""
+    answer, server = answer_to(Plan(ttft_s=0.05, itl_s=0.02, tokens=3, finish_reason=None), loop=loop)
+    (record,) = server.records
+    _, first, _, last = record.sent  # the role chunk, and three tokens
+    assert answer.wrote_at is not None
+    assert answer.first_token_at is not None
+    assert answer.last_token_at is not None
+    assert answer.wrote_at <= record.accepted_at
+    assert record.accepted_at + 0.05 <= first <= answer.first_token_at
+    assert record.accepted_at + 0.05 + 2 * 0.02 <= last <= answer.last_token_at
 
 
 def test_a_token_that_comes_after_the_deadline_is_none() -> None:

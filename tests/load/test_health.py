@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from include.capacity.errors import MeasurementError
+from include.capacity.load import health
 from include.capacity.load.health import (
     ClientHealth,
     CpuMeter,
@@ -130,16 +132,37 @@ def test_a_blocked_event_loop_shows_and_a_free_one_does_not() -> None:
     assert len(lags) >= 20
 
 
-def test_cpu_share_is_of_one_core() -> None:
+def test_cpu_share_is_of_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1.5 s of CPU time, its own and the kernel's, in 2 s; later 3 s in 4 s."""
+    readings = iter([(100.0, 7.0, 1.0), (102.0, 8.0, 1.5), (104.0, 9.25, 1.75)])
     meter = CpuMeter()
     assert meter.share is None
+
+    def mark() -> None:
+        at, user, system = next(readings)
+        monkeypatch.setattr(health.time, "perf_counter", lambda: at)
+        monkeypatch.setattr(meter._process, "cpu_times", lambda: SimpleNamespace(user=user, system=system))
+        meter.mark()
+
+    mark()
+    assert meter.share is None, "of no time there is no share"
+    mark()
+    assert meter.share == pytest.approx(0.75)
+    mark()
+    assert meter.share == pytest.approx(0.75)
+
+
+def test_cpu_time_is_this_processs() -> None:
+    begun = time.perf_counter()
+    meter = CpuMeter()
     meter.mark()
     until = time.process_time() + 0.2
     while time.process_time() < until:
         pass
     meter.mark()
+    took = time.perf_counter() - begun
     assert meter.share is not None
-    assert 0.05 < meter.share <= 1.3
+    assert meter.share * took >= 0.15, "however long the machine made us wait for it"
 
 
 def test_descriptors_are_raised_where_allowed_and_refused_where_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,6 +190,29 @@ def test_throughput_is_n_over_latency_and_in_flight_is_n() -> None:
     assert sender.peak == 256, "and so the server sees it"
 
 
+def test_send_lag_and_refill_time_are_in_the_rows() -> None:
+    """Writes come 0.25 s after the wish, slots start again 0.125 s after the end; one in five is refused."""
+
+    def reply(k: int, _: int) -> Reply:
+        if k % 5 == 4:
+            return Reply(0.5, Outcome.REJECTED, retry_after_s=2.0, writes_s=0.25, noticed_s=0.125)
+        return Reply(3.0, first_token_s=1.0, writes_s=0.25, noticed_s=0.125)
+
+    async def work(loop: VirtualLoop) -> ClosedLoop:
+        closed = closed_loop(loop, reply, n=4, requests=60)
+        await counted(closed)
+        return closed
+
+    rows = rows_of(run(work))
+    assert {round(row["send_lag_s"], 9) for row in rows} == {0.25}
+    assert {(round(row["refill_s"], 9), round(row["paused_s"], 9)) for row in rows} == {
+        (0.125, 0.0),
+        (2.125, 2.0),
+    }
+    served = [row for row in rows if row["outcome"] == "completed"]
+    assert {(round(row["ttft_s"], 9), round(row["e2e_s"], 9)) for row in served} == {(0.75, 2.75)}
+
+
 def test_starts_are_spread_over_a_ramp() -> None:
     async def work(loop: VirtualLoop) -> list[float]:
         closed = closed_loop(loop, lambda k, _: Reply(100.0), n=50)

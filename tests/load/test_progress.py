@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from include.capacity.load import progress
-from include.capacity.load.progress import BarProgress, LogProgress, Snapshot
+from include.capacity.load.progress import BarProgress, LogProgress, Snapshot, step_progress
 
 
 def snapshot(**changes: Any) -> Snapshot:
@@ -74,6 +74,16 @@ def test_the_bar_shows_count_eta_in_flight_and_failures() -> None:
     assert "in flight=15/16" in shown
     assert "ETA=88s" in shown
     assert "rejected=3" in shown
+
+
+@pytest.mark.parametrize(("terminal", "kind"), [(True, BarProgress), (False, LogProgress)])
+def test_a_terminal_gets_a_bar_and_a_log_gets_lines(
+    terminal: bool, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(file, "isatty", lambda: terminal)
+    monkeypatch.setattr(progress.sys, "stderr", file)
+    assert type(step_progress()) is kind
 
 
 def test_a_proof_that_is_extended_grows_its_bar() -> None:

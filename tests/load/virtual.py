@@ -64,6 +64,10 @@ class Reply:
     wrote: bool = True
     own_fault: bool = False
     error: str | None = None
+    writes_s: float = 0.0
+    """When the request goes onto the socket."""
+    noticed_s: float = 0.0
+    """How long after the end the sender comes back with it, as on a busy event loop."""
 
 
 class FakeSender:
@@ -84,15 +88,15 @@ class FakeSender:
         self.seen += 1
         late = reply.takes_s > deadline_wall_s
         try:
-            await asyncio.sleep(min(reply.takes_s, deadline_wall_s))
+            await asyncio.sleep(min(reply.takes_s, deadline_wall_s) + reply.noticed_s)
         finally:
             self.in_flight -= 1
         first = reply.first_token_s
         return Answer(
             Outcome.DEADLINE_EXCEEDED if late else reply.outcome,
-            wrote_at=at if reply.wrote else None,
+            wrote_at=at + reply.writes_s if reply.wrote else None,
             first_token_at=None if first is None else at + first,
-            ended_at=self._loop.time(),
+            ended_at=self._loop.time() - reply.noticed_s,
             output_tokens=10 if reply.outcome is Outcome.COMPLETED and not late else None,
             http_status=200 if reply.wrote else None,
             retry_after_s=reply.retry_after_s,
