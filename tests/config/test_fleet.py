@@ -120,3 +120,18 @@ def test_environment_names_another_file(tmp_path, monkeypatch) -> None:
 def test_fleet_survives_its_own_json() -> None:
     fleet = load_fleet()
     assert Fleet.model_validate(fleet.model_dump(mode="json")) == fleet
+
+
+def test_recipes_for_eight_mi325x_serve_each_model_as_its_attention_needs() -> None:
+    fleet = load_fleet(DEFAULT_FLEET.with_name("fleet.mi325x.yaml"))
+    args = {name: dict(a.split("=", 1) for a in m.vllm_args if "=" in a) for name, m in fleet.models.items()}
+    cards = {name: found["--tensor-parallel-size"] for name, found in args.items()}
+    assert cards == {"qwen3-vl-235b": "8", "llama-405b": "8", "deepseek-v3.2": "8", "kimi-k2.5": "4"}
+    assert {name for name, found in args.items() if found.get("--block-size") == "1"} == {
+        "deepseek-v3.2",
+        "kimi-k2.5",
+    }
+    assert not any("offload" in name for found in args.values() for name in found)
+    assert {model.server.kind for model in fleet.models.values()} == {"process"}
+    assert {model.accelerator for model in fleet.models.values()} == {"mi325x-0"}  # never side by side
+    assert all(int(a["--max-num-seqs"]) >= fleet.classes["batch"].ladder[-1] for a in args.values())
