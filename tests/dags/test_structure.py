@@ -35,12 +35,14 @@ before = set(sys.modules)
 import airflow.sdk
 already = set(sys.modules)
 import importlib.util
-for name in ("capacity_nightly", "capacity_sweep"):
+for name in ("capacity_import", "capacity_nightly", "capacity_sweep"):
     spec = importlib.util.spec_from_file_location(name, f"dags/{name}.py")
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
 heavy = {"pandas", "numpy", "scipy", "matplotlib", "great_expectations", "boto3", "pyarrow", "kneed"}
 print(json.dumps(sorted(heavy & (set(sys.modules) - already))))
 """
+
+SWEEPS = ("capacity_nightly", "capacity_sweep")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def bag(in_airflow):
 
 def test_dags_import_without_an_error(bag) -> None:
     assert bag["errors"] == {}
-    assert sorted(bag["dags"]) == ["capacity_nightly", "capacity_sweep"]
+    assert sorted(bag["dags"]) == ["capacity_import", "capacity_nightly", "capacity_sweep"]
 
 
 def test_reading_a_dag_file_imports_nothing_heavy(in_airflow) -> None:
@@ -68,7 +70,7 @@ def test_every_dag_has_owner_tags_and_a_run_book(bag) -> None:
 
 
 def test_nightly_is_off_until_enabled_and_never_catches_up(bag) -> None:
-    nightly, sweep = bag["dags"]["capacity_nightly"], bag["dags"]["capacity_sweep"]
+    nightly, sweep = (bag["dags"][name] for name in SWEEPS)
     assert nightly["paused"] is True
     assert nightly["catchup"] is False
     assert nightly["schedule"] == "CronTriggerTimetable"
@@ -96,13 +98,26 @@ def test_each_model_has_a_group_from_lease_to_report(bag) -> None:
 
 
 def test_check_run_is_the_only_leaf_and_sees_every_end(bag) -> None:
-    for dag in bag["dags"].values():
+    for name in SWEEPS:
+        dag = bag["dags"][name]
         assert dag["leaves"] == ["check_run"]
         assert set(dag["tasks"]["check_run"]["up"]) == {
             "publish",
             "steady.stop_server",
             "sprinter.stop_server",
         }
+
+
+def test_an_import_is_one_chain_whose_end_makes_its_colour(bag) -> None:
+    dag = bag["dags"]["capacity_import"]
+    assert dag["schedule"] == "NullTimetable"
+    assert {name: task["up"] for name, task in dag["tasks"].items()} == {
+        "read": [],
+        "validate": ["read"],
+        "limits": ["validate"],
+        "report": ["limits"],
+        "publish": ["report"],
+    }
 
 
 def test_every_task_ends_by_itself(bag) -> None:
@@ -130,6 +145,8 @@ def test_form_offers_what_a_sweep_can_be_asked(bag) -> None:
 
 
 def test_form_and_parameters_name_the_same_fields(bag) -> None:
+    from include.capacity.flow.imports import ImportParams
     from include.capacity.flow.params import SweepParams
 
     assert set(bag["dags"]["capacity_sweep"]["params"]) == set(SweepParams.model_fields)
+    assert set(bag["dags"]["capacity_import"]["params"]) == set(ImportParams.model_fields)

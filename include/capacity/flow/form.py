@@ -1,6 +1,6 @@
-"""The trigger form of ``capacity_sweep``: one Airflow Param per field of :class:`SweepParams`.
+"""The trigger forms: one Airflow Param per field of :class:`SweepParams` and :class:`ImportParams`.
 
-Every field may stay blank, which means "as the fleet file says".
+A field that may stay blank then means "as the fleet file says".
 """
 
 from __future__ import annotations
@@ -100,13 +100,7 @@ def sweep_form(fleet: Fleet) -> dict[str, Param]:
             description_md="Share of attempted requests that must complete, such as `0.99`.",
             section="Objectives",
         ),
-        "publish_to": Param(
-            "",
-            type=["null", "string"],
-            title="Publish to",
-            description_md=f"`s3://bucket/prefix` or `file:///path`. Blank: `{fleet.publish.to}`.",
-            section="Publication",
-        ),
+        "publish_to": _publish_to(fleet),
         "promote": _promote(False),
     }
 
@@ -114,6 +108,31 @@ def sweep_form(fleet: Fleet) -> dict[str, Param]:
 def nightly_form() -> dict[str, Param]:
     """The nightly run has one choice: it moves ``latest/`` unless told not to."""
     return {"promote": _promote(True)}
+
+
+def import_form(fleet: Fleet) -> dict[str, Param]:
+    """What to read and where the report goes; an import has no `promote`: it never moves ``latest/``."""
+    return {
+        "path": Param(
+            type="string",
+            pattern=r"^(s3://[^/\s]+(/.*)?|file:///.+)$",
+            title="Path",
+            description_md="`s3://bucket/key` or `file:///path` (on the worker): a result file, or a folder "
+            "of them. Read are `vllm bench serve` and `sweep`, guidellm, aiperf, InferenceMAX, and CSV whose "
+            "column names carry units.",
+        ),
+        "publish_to": _publish_to(fleet),
+    }
+
+
+def _publish_to(fleet: Fleet) -> Param:
+    return Param(
+        "",
+        type=["null", "string"],
+        title="Publish to",
+        description_md=f"`s3://bucket/prefix` or `file:///path`. Blank: `{fleet.publish.to}`.",
+        section="Publication",
+    )
 
 
 def _promote(default: bool) -> Param:

@@ -56,3 +56,29 @@ store as the nightly's, under this run's id; `latest/` moves only with *Promote*
 """
     + COMMON
 )
+
+IMPORT = """
+Judges result files of other tools: may they be used, and what do they show? **Trigger** asks for a path, a result
+file or a folder of them. Formats and versions are told by content. The report goes to the same store as the
+nightly's, under this run's id; `latest/` is never moved.
+
+### What the tasks do
+| task | what it does |
+|---|---|
+| `read` | reads the files (from the worker's disk or the object store) as one table of steps, in seconds |
+| `validate` | judges the steps by every check that their columns allow; what cannot be checked is listed |
+| `limits` | peaks, ranges and knees per curve, and what set a plateau |
+| `report` | the report with its figures |
+| `publish` | everything to the object store |
+
+### What the colour means
+**Green**: the files were read and judged. "Rejected" is a judgement, so it is green too: the report says which steps
+cannot be trusted, and why. **Red**: a file could not be read, or nothing could be published.
+
+### When it is red
+| failed task | look at | then |
+|---|---|---|
+| `read` | its log names the path that holds nothing, or the file that no format knows and what was expected | trigger again with another path, or leave the file out of the folder |
+| `validate` ... `report` | its log names the step and column | mend the file, trigger again |
+| `publish` | its log names the bucket and object | mend the connection or the bucket, clear the task |
+"""

@@ -322,10 +322,15 @@ def validate(run: Run, model: str) -> dict[str, Any]:
     if not sweep.exists("sweep.json"):
         raise NothingToDo(f"{model} was not measured in this run")
     quality = stages.check(sweep)
+    return {"verdict": quality["verdict"], "findings": log_findings(quality)}
+
+
+def log_findings(quality: Mapping[str, Any]) -> int:
+    """Log every finding of ``quality.json``; returns how many there are."""
     findings = [*quality["findings"], *(found for step in quality["steps"] for found in step["findings"])]
     for finding in findings:
         log.info("%s %s: %s", finding["severity"], finding["check"], finding["reason"])
-    return {"verdict": quality["verdict"], "findings": len(findings)}
+    return len(findings)
 
 
 def limits(run: Run, model: str) -> list[dict[str, Any]]:
