@@ -21,6 +21,7 @@ from include.capacity.flow import tasks
 from include.capacity.results.sweepdir import SweepDir
 from include.capacity.servers.lease import Held, leases
 from include.capacity.servers.process import members
+from include.capacity.words import EXPORTABLE
 
 PROJECT = Path(__file__).parents[2]
 PYTHON = PROJECT / ".venv-vllm" / "bin" / "python"
@@ -28,6 +29,7 @@ TINY = PROJECT / "var" / "vllm" / "tiny"
 KEY_ENV = "CAPACITY_VLLM_TEST_KEY"
 KEY = "only-for-this-test"
 MODEL = "tiny"
+ATTEMPTS = 3
 
 
 @dataclass
@@ -56,7 +58,10 @@ class Seen:
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """Start, sweep and stop, once."""
+    """Start, sweep, stop and judge; again if the sweep was rejected, as an operator would.
+
+    On a shared machine other programs disturb a measurement, and the checks then rightly refuse it.
+    """
     if not PYTHON.exists():
         pytest.fail("there is no .venv-vllm: call `make vllm`", pytrace=False)
     subprocess.run([PYTHON, PROJECT / "scripts" / "vllm_tiny.py", TINY], check=True, timeout=300)
@@ -69,12 +74,19 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in changed.items():
             patch.setenv(name, value)
-        return _run(folder)
+        for attempt in range(1, ATTEMPTS + 1):
+            seen = _run(folder, f"real-{attempt}")
+            tasks.validate(seen.run, MODEL)
+            found = tasks.limits(seen.run, MODEL)
+            _say(f"attempt {attempt}: {found}")
+            if all(item["status"] in EXPORTABLE for item in found):
+                break
+        return seen
 
 
-def _run(folder: Path) -> Seen:
+def _run(folder: Path, run_id: str) -> Seen:
     store = (folder / "store").as_uri()
-    run = tasks.Run.of(run_id="real", dag_id="vllm", params={"publish_to": store, "promote": True})
+    run = tasks.Run.of(run_id=run_id, dag_id="vllm", params={"publish_to": store, "promote": True})
     tasks.plan(run, MODEL)
     assert tasks.lease(run, MODEL)
     own_folder = tasks._folder(run, MODEL)
@@ -111,20 +123,12 @@ def _run(folder: Path) -> Seen:
 
 
 @pytest.fixture(scope="session")
-def judged(served: Seen) -> Seen:
-    """The same, with quality checked and limits computed."""
-    tasks.validate(served.run, MODEL)
-    tasks.limits(served.run, MODEL)
-    return served
-
-
-@pytest.fixture(scope="session")
-def published(judged: Seen) -> Seen:
+def published(served: Seen) -> Seen:
     """The same, reported and published."""
-    tasks.report(judged.run, MODEL)
-    tasks.fleet_report(judged.run)
-    tasks.publish(judged.run)
-    return judged
+    tasks.report(served.run, MODEL)
+    tasks.fleet_report(served.run)
+    tasks.publish(served.run)
+    return served
 
 
 def _measure(seen: Seen) -> None:
