@@ -8,8 +8,9 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +18,13 @@ import pytest
 from include.capacity.config import Lengths, ServiceClass, StepBounds, Workload
 from include.capacity.errors import ConfigError, MeasurementError, RequestRefused
 from include.capacity.load import step as step_module
+from include.capacity.load.loop import Decide
 from include.capacity.load.progress import Snapshot
 from include.capacity.load.request import Target
 from include.capacity.load.step import StepRun, run_step
 from include.capacity.results.schema import CLIENT_COLUMNS, REQUEST_COLUMNS, SERVER_COLUMNS
 from include.capacity.results.spec import Load, StepSpec
-from include.capacity.words import Phase
+from include.capacity.words import Phase, State
 from tests.load.asking import ask
 from tests.nullserver import NullServer, Plan
 
@@ -30,7 +32,8 @@ SCALE = 20.0
 """The server's clock runs 20 times as fast as ours: a second of the ramp takes 50 ms."""
 
 FAST = Plan(ttft_s=0.02, itl_s=0.005, tokens=5)
-BOUNDS = StepBounds(warmup_cap_s=100.0)
+BOUNDS = StepBounds(warmup_cap_s=1000.0)
+"""A cap that also a busy machine does not reach before it is steady."""
 
 
 def service_class(stream: bool = True, deadline_s: float = 60.0, **workload: Any) -> ServiceClass:
@@ -102,14 +105,24 @@ def test_a_step_has_all_its_rows_and_facts() -> None:
     assert set(facts.client) == set(CLIENT_COLUMNS)
     assert set(facts.server) == set(SERVER_COLUMNS)
     assert facts.client["clock_scale"] == SCALE
+    cpu_share, lag_p99_s = facts.client["client_cpu_share"], facts.client["client_lag_p99_s"]
+    assert cpu_share is not None
+    assert cpu_share > 0
+    assert lag_p99_s is not None
+    assert lag_p99_s >= 0
+    for column in ("send_lag_p99_s", "refill_p50_s"):
+        assert facts.client[column] >= 0, column
     assert facts.client["pause_share"] == 0.0
     assert facts.server["server_preemptions"] is None, "not exported is unknown"
     assert "vllm:num_requests_running" in set(run.metrics.to_pandas()["series"])
 
 
 def test_the_server_sees_as_many_open_at_once_as_the_step_says() -> None:
-    """It answers after half a second and counts open requests; concurrency 256, 512 requests."""
-    with NullServer(Plan(ttft_s=0.5, tokens=1)) as server:
+    """It answers after a second and counts open requests; concurrency 256, 512 requests.
+
+    The ramp takes a quarter of a second: the rest is for a busy machine.
+    """
+    with NullServer(Plan(ttft_s=1.0, tokens=1)) as server:
         run = measured(server, spec(256, 512))
         assert server.peak == 256
     assert run.facts.loads[0].inflight_peak == 256
@@ -137,10 +150,44 @@ class Stalling:
         self.closed = True
 
 
+class Watching:
+    """A progress that remembers, and tells when something has come."""
+
+    def __init__(self, until: Callable[[Snapshot], bool] = lambda _: False) -> None:
+        self.snapshots: list[Snapshot] = []
+        self.seen = threading.Event()
+        self._until = until
+
+    def update(self, snapshot: Snapshot) -> None:
+        self.snapshots.append(snapshot)
+        if self._until(snapshot):
+            self.seen.set()
+
+    def close(self) -> None:
+        self.seen.set()
+
+
+def test_progress_follows_the_step_with_its_failures_and_the_time_to_go() -> None:
+    watching = Watching()
+    with NullServer(Plan(ttft_s=0.2, tokens=1, refuse_above=4)) as server:
+        measured(server, spec(8, 100), progress=watching)
+    first, *_, last = watching.snapshots
+    assert (first.label, first.stage, first.eta_s) == ("prove interactive c=8", "setting up", None)
+    stages = list(dict.fromkeys(snapshot.stage for snapshot in watching.snapshots))
+    assert stages.index("setting up") < stages.index("warm-up") < stages.index("measuring")
+    counted = [snapshot.counted for snapshot in watching.snapshots]
+    assert counted == sorted(counted)
+    assert counted[-1] > 0
+    assert {(s.wanted, s.concurrency) for s in watching.snapshots} == {(100, 8)}
+    assert last.eta_s is not None
+    assert list(last.failures) == ["rejected"]
+    assert last.failures["rejected"] > 0
+
+
 def test_a_stalled_client_is_invalid_and_says_what_to_change() -> None:
     stalling = Stalling()
     with NullServer(FAST) as server:
-        run = measured(server, spec(4, 60), progress=stalling)
+        run = measured(server, spec(4, 150), progress=stalling)
     assert run.facts.invalid is not None
     assert run.facts.invalid.startswith("client-bound:")
     assert "lower the concurrency" in run.facts.invalid
@@ -164,6 +211,71 @@ def test_refusals_are_paused_after_and_explain_what_is_missing() -> None:
     assert facts.invalid is None or "concurrency not reached" not in facts.invalid
 
 
+def test_retry_after_is_in_the_servers_seconds() -> None:
+    """Its 6 s are 0.3 s of ours."""
+    plan = Plan(ttft_s=0.5, tokens=1, refuse_above=2, retry_after="6")
+    with NullServer(plan) as server:
+        run = measured(server, spec(3, 12), bounds=StepBounds(warmup_cap_s=10.0))
+    rows = run.requests.to_pandas()
+    pauses = rows[rows["paused_s"] > 0]["paused_s"]
+    assert len(pauses) > 0
+    assert pauses.min() >= 6.0 - 0.1
+    assert pauses.min() < 60.0, "6 s of ours would be 120 s of its"
+
+
+def test_a_warm_up_that_does_not_end_is_cut_and_said() -> None:
+    with NullServer(Plan(ttft_s=0.2, tokens=1)) as server:
+        run = measured(server, spec(4, 20), bounds=StepBounds(warmup_cap_s=2.0))
+    (load,) = run.facts.loads
+    assert not load.warmup_steady
+    assert load.warmup_s is not None
+    assert load.warmup_s >= 2.0
+    assert "warm-up: not steady at its cap of 2 s; measured all the same" in run.facts.notes
+    assert run.requests.to_pandas()["counted"].sum() == 20
+
+
+def test_the_cap_ends_the_window_and_is_the_cut() -> None:
+    with NullServer(FAST) as server:
+        run = measured(server, spec(4, 100_000, min_window_s=1.0, cap_s=15.0))
+    (load,) = run.facts.loads
+    rows = run.requests.to_pandas()
+    assert load.stop_reason == "wall_clock_cap"
+    assert load.window_s == pytest.approx(15.0)
+    assert load.window_start_s is not None
+    opened = load.window_start_s
+    inside = rows[(rows["started_s"] >= opened) & (rows["started_s"] < opened + 15.0)]
+    assert len(inside) == pytest.approx(rows["counted"].sum(), abs=2), "wished and written are two stamps"
+    assert (rows[rows["counted"]]["outcome"] == "completed").all(), "the last ones were waited for"
+
+
+def failing(*names: str) -> Decide:
+    """Classes that have failed at every early look."""
+    return lambda name, rows, planned: State.FAIL if name in names and not planned else State.INCONCLUSIVE
+
+
+def test_proven_failure_stops_a_step_early() -> None:
+    with NullServer(FAST) as server:
+        run = measured(server, spec(4, 100_000, cap_s=5000.0, early_stop=True), decide=failing("interactive"))
+    assert run.facts.loads[0].stop_reason == "early_fail"
+    counted = run.requests.to_pandas().query("counted")
+    assert 20 <= len(counted) < 10_000
+    assert (counted["outcome"] == "completed").all(), "each before the cut had ended"
+
+
+def test_a_pair_has_failed_when_one_of_it_has() -> None:
+    loads = (
+        Load(service_class="interactive", concurrency=4, requests=100_000, max_requests=100_000),
+        Load(service_class="batch", concurrency=2, requests=100_000, max_requests=100_000),
+    )
+    what = spec(loads=loads, phase=Phase.SHARED, cap_s=5000.0, early_stop=True)
+    with NullServer(FAST) as server:
+        run = measured(server, what, decide=failing("batch"))
+    assert [load.stop_reason for load in run.facts.loads] == ["early_fail", "early_fail"]
+    assert "stopped early because batch had failed" in run.facts.notes
+    rows = run.requests.to_pandas()
+    assert set(rows[rows["counted"]]["service_class"]) == {"interactive", "batch"}
+
+
 @pytest.mark.parametrize(("status", "words"), [(400, "HTTP 400"), (401, "HTTP 401"), (404, "HTTP 404")])
 def test_requests_that_the_server_calls_wrong_end_the_step(status: int, words: str) -> None:
     plan = Plan(status=status, body='{"error":{"message":"max_tokens is too large"}}')
@@ -176,16 +288,17 @@ def test_requests_that_the_server_calls_wrong_end_the_step(status: int, words: s
 
 
 def test_a_dying_server_is_a_result_with_its_rows() -> None:
+    watching = Watching(lambda snapshot: snapshot.counted > 20)
     with NullServer(FAST) as server:
 
         def kill() -> None:
-            server.wait_for(lambda: len(server.records) >= 150)
+            watching.seen.wait(60)
             assert server._loop is not None
             asyncio.run_coroutine_threadsafe(server.stop(), server._loop).result(10)
 
         killer = threading.Thread(target=kill)
         killer.start()
-        run = measured(server, spec(4, 100_000, cap_s=5000.0))
+        run = measured(server, spec(4, 100_000, cap_s=5000.0), progress=watching)
         killer.join()
     facts = run.facts
     assert facts.server_crashed
@@ -247,6 +360,38 @@ def test_baseline_counts_one_after_the_other() -> None:
     assert run.requests.to_pandas()["counted"].sum() == 30
 
 
+@pytest.mark.parametrize(("used", "said"), [(1127, "10.1% longer"), (961, "6.2% shorter")])
+def test_the_prompt_length_that_the_usage_tells_is_kept_and_a_difference_noted(used: int, said: str) -> None:
+    """A nominal prompt of 1,024 tokens."""
+    workload = Workload(
+        name="chat",
+        prompt_tokens=Lengths(median=1024, sigma=0.0),
+        output_tokens=Lengths(median=8, sigma=0.3),
+    )
+    classes = {"interactive": CLASSES["interactive"].model_copy(update={"workload": workload})}
+    plan = Plan(ttft_s=0.02, tokens=5, prompt_tokens=used)
+    with NullServer(plan) as server:
+        run = measured(server, classes=classes)
+    rows = run.requests.to_pandas().query("outcome == 'completed'")
+    assert set(rows["asked_prompt_tokens"]) == {1024}
+    assert set(rows["prompt_tokens"]) == {used}
+    assert any(said in note for note in run.facts.notes)
+
+
+def test_completions_and_replayed_requests_reach_the_server(tmp_path: Path) -> None:
+    file = tmp_path / "real.jsonl"
+    file.write_text('{"prompt": "Say one.", "max_tokens": 4}\n{"prompt": "Say two.", "max_tokens": 6}\n')
+    classes = {"interactive": service_class(endpoint="completions", replay=str(file))}
+    with NullServer(FAST, keep_requests=True) as server:
+        run = measured(server, classes=classes)
+    assert {record.path for record in server.records} == {"/v1/completions"}
+    sent = {(record.body["prompt"], record.body["max_tokens"]) for record in server.records}
+    assert sent == {("Say one.", 4), ("Say two.", 6)}
+    counted = run.requests.to_pandas().query("counted")
+    assert set(counted["outcome"]) == {"completed"}
+    assert counted["ttft_s"].notna().all()
+
+
 def test_lengths_that_differ_from_the_usage_are_noted() -> None:
     """A server that has no /tokenize and counts other tokens than were asked for."""
     with NullServer(FAST) as server:
@@ -268,25 +413,28 @@ def test_answers_without_usage_and_answers_that_came_whole_are_noted() -> None:
 
 
 @contextmanager
-def foreign_request(server: NullServer) -> Iterator[None]:
-    """Somebody else's request, open all the time."""
+def foreign_requests(server: NullServer, count: int) -> Iterator[None]:
+    """Somebody else's requests, open all the time."""
     plan = {"fault": "stall", "fault_after": -1}
-    thread = threading.Thread(
-        target=lambda: asyncio.run(ask(server.url, deadline_s=60.0, null_plan=plan)), daemon=True
-    )
-    thread.start()
-    assert server.wait_for(lambda: server.open == 1)
+
+    async def load() -> None:
+        await asyncio.gather(*(ask(server.url, deadline_s=100.0, null_plan=plan) for _ in range(count)))
+
+    threading.Thread(target=lambda: asyncio.run(load()), daemon=True).start()
+    assert server.wait_for(lambda: server.open == count)
     yield
 
 
 def test_a_server_that_is_not_idle_and_foreign_traffic_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_module, "IDLE_WAIT_S", 0.2)
-    with NullServer(FAST) as server, foreign_request(server):
-        run = measured(server)
-    assert any(
-        "foreign traffic: the server had 1 requests running or waiting before the start" in note
-        for note in run.facts.notes
-    )
+    with NullServer(FAST) as server, foreign_requests(server, 5):
+        run = measured(server, spec(4, 400))
+    before, during = (note for note in run.facts.notes if note.startswith("foreign traffic:"))
+    assert "the server had 5 requests running or waiting before the start" in before
+    assert "requests running or waiting that were not ours" in during
+    peak = run.facts.server["foreign_running_peak"]
+    assert peak is not None
+    assert 1 < peak <= 9
 
 
 def test_too_few_descriptors_are_found_before_any_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ class Snapshot:
     label: str
     """The step, for people."""
     stage: str
-    """``idle check``, ``warm-up``, ``measuring``, ``last answers`` or ``draining``."""
+    """What it does just now: ``setting up``, ``warm-up``, ``measuring``, ``finishing``, ..."""
     in_flight: int
     concurrency: int
     counted: int

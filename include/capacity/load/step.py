@@ -171,6 +171,7 @@ class _Step:
         _cancel_on(terminated)
         headers = {"Authorization": f"Bearer {self.target.api_key}"} if self.target.api_key else {}
         async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(_beside(self._report()))
             client = await stack.enter_async_context(
                 httpx.AsyncClient(timeout=SETUP_TIMEOUT_S, headers=headers, trust_env=False)
             )
@@ -199,7 +200,7 @@ class _Step:
             self._make_loops(senders)
             poller.polls.clear()
             poller.start()
-            async with _beside(self.lag.run(), self._report()):
+            async with _beside(self.lag.run()):
                 try:
                     await self._load(client, poller)
                 except _ServerGone as gone:
@@ -281,6 +282,7 @@ class _Step:
 
     async def _load(self, client: httpx.AsyncClient, poller: MetricsPoller) -> None:
         """Run the load until all is counted; raises what ends the step before that."""
+        self.stage = "starting"
         for loop in self.loops:
             loop.start()
         work = asyncio.create_task(self._prime() if self.spec.phase is Phase.PRIME else self._measure(poller))
@@ -421,7 +423,7 @@ class _Step:
                 if outcome is not Outcome.COMPLETED:
                     failures[outcome.value] = failures.get(outcome.value, 0) + count
         counted = sum(loop.counted_ended for loop in self.loops if loop.opened is not None)
-        wanted = sum(loop.load.requests for loop in self.loops)
+        wanted = sum(load.requests for load in self.spec.loads)
         return Snapshot(
             label=self.spec.label,
             stage=self.stage,
@@ -436,6 +438,8 @@ class _Step:
 
     def _eta_s(self, now: float) -> float | None:
         """Wall seconds to go, by the rate of requests so far; None before any has ended."""
+        if not self.loops:
+            return None
         etas = []
         for loop in self.loops:
             ended = sum(loop.outcomes.values())
