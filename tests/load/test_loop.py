@@ -572,7 +572,20 @@ def test_our_own_lack_of_descriptors_is_remembered() -> None:
         await counted(closed)
         return closed
 
-    assert run(work).own_fault == "Too many open files"
+    closed = run(work)
+    assert closed.own_fault == "Too many open files"
+
+
+def test_our_own_lack_of_descriptors_is_no_sign_of_a_dead_server() -> None:
+    async def work(loop: VirtualLoop) -> tuple[ClosedLoop, StopReason]:
+        closed = closed_loop(
+            loop, lambda k, _: Reply(0.0, Outcome.CONNECT_FAILED, wrote=False, own_fault=True), n=4
+        )
+        return closed, await counted(closed)
+
+    closed, reason = run(work)
+    assert reason is StopReason.ENOUGH
+    assert closed.broken_since is None
 
 
 def test_a_fault_of_the_sender_itself_is_not_swallowed() -> None:

@@ -20,11 +20,11 @@ from include.capacity.errors import ConfigError, MeasurementError, RequestRefuse
 from include.capacity.load import step as step_module
 from include.capacity.load.loop import Decide
 from include.capacity.load.progress import Snapshot
-from include.capacity.load.request import Target
-from include.capacity.load.step import StepRun, run_step
+from include.capacity.load.request import Answer, Prepared, Sender, Target
+from include.capacity.load.step import StepRun, poll_every_s, run_step
 from include.capacity.results.schema import CLIENT_COLUMNS, REQUEST_COLUMNS, SERVER_COLUMNS
 from include.capacity.results.spec import Load, StepSpec
-from include.capacity.words import Phase, State
+from include.capacity.words import Outcome, Phase, State
 from tests.load.asking import ask
 from tests.nullserver import NullServer, Plan
 
@@ -443,6 +443,33 @@ def test_too_few_descriptors_are_found_before_any_request(monkeypatch: pytest.Mo
         with pytest.raises(MeasurementError, match="ulimit -n"):
             measured(server, spec(1000, 1000))
         assert server.records == []
+
+
+class Exhausted(Sender):
+    """Every tenth connection fails for want of our own descriptors."""
+
+    sends = 0
+
+    async def send(self, prepared: Prepared, slot: int, deadline_wall_s: float) -> Answer:
+        Exhausted.sends += 1
+        if Exhausted.sends % 10:
+            return await super().send(prepared, slot, deadline_wall_s)
+        return Answer(Outcome.CONNECT_FAILED, error="too many open files", own_fault=True)
+
+
+def test_descriptors_that_run_out_make_the_step_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_module, "Sender", Exhausted)
+    with NullServer(FAST) as server:
+        facts = measured(server).facts
+    assert not facts.server_crashed
+    assert facts.invalid is not None
+    assert "a limit of our own (too many open files)" in facts.invalid
+    assert "ulimit -n" in facts.invalid
+
+
+@pytest.mark.parametrize(("window_s", "every_s"), [(600.0, 1.0), (30.0, 1.0), (3.0, 0.5), (0.1, 0.2)])
+def test_the_servers_metrics_are_read_each_second(window_s: float, every_s: float) -> None:
+    assert poll_every_s(window_s) == pytest.approx(every_s)
 
 
 def test_an_unknown_class_is_wrong_usage() -> None:

@@ -373,7 +373,9 @@ class ClosedLoop:
             self.refused = answer
         if answer.own_fault and self.own_fault is None:
             self.own_fault = answer.error or outcome.value
-        if outcome in (Outcome.CONNECT_FAILED, Outcome.CONNECTION_LOST) and answer.http_status is None:
+        if answer.own_fault:
+            pass  # says nothing of the server, alive or dead
+        elif outcome in (Outcome.CONNECT_FAILED, Outcome.CONNECTION_LOST) and answer.http_status is None:
             if self.broken_since is None:
                 self.broken_since = ended
         else:

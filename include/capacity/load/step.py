@@ -133,6 +133,15 @@ def run_step(
     return run
 
 
+def poll_every_s(window_wall_s: float) -> float:
+    """Wall seconds between readings of the metrics: one, less where a window would hold fewer than six.
+
+    >>> poll_every_s(30.0), poll_every_s(3.0)
+    (1.0, 0.5)
+    """
+    return min(POLL_MOST_S, max(POLL_LEAST_S, window_wall_s / POLLS_PER_WINDOW))
+
+
 class _ServerGone(Exception):
     """The server answers nothing any more."""
 
@@ -179,7 +188,7 @@ class _Step:
             poller = MetricsPoller(
                 self.target.metrics_url or f"{root_url(self.target.base_url)}/metrics",
                 self.clock,
-                every_wall_s=self._poll_every_s(),
+                every_wall_s=poll_every_s(self.clock.wall(min(self.spec.min_window_s, self.spec.cap_s))),
                 own=lambda: sum(loop.in_flight for loop in self.loops),
                 api_key=self.target.api_key,
             )
@@ -237,10 +246,6 @@ class _Step:
             )
             prompts.build_ahead(min(BUILT_AHEAD, load.max_requests + 4 * load.concurrency))
             self.prompts.append(prompts)
-
-    def _poll_every_s(self) -> float:
-        window = self.clock.wall(min(self.spec.min_window_s, self.spec.cap_s))
-        return min(POLL_MOST_S, max(POLL_LEAST_S, window / POLLS_PER_WINDOW))
 
     async def _wait_idle(self, poller: MetricsPoller, longest_wall_s: float, when: str) -> None:
         """Wait until the server runs nothing and nothing waits, as its metrics tell it."""
