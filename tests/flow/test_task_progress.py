@@ -31,10 +31,15 @@ def test_a_task_logs_lines_and_keeps_a_file_while_its_step_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CAPACITY_STATE", str(tmp_path))
-    with caplog.at_level(logging.INFO), pytest.raises(RuntimeError), task_progress("org/model") as progress:
-        progress.update(SNAPSHOT)
-        (written,) = progress_folder().iterdir()
-        assert json.loads(written.read_text()) == {"model": "org/model", "line": LINE}
-        raise RuntimeError("however the step ends")
-    assert not written.exists()
+
+    def step() -> None:
+        with task_progress("org/model") as progress:
+            progress.update(SNAPSHOT)
+            (file,) = progress_folder().iterdir()
+            assert json.loads(file.read_text()) == {"model": "org/model", "line": LINE}
+            raise RuntimeError("however the step ends")
+
+    with caplog.at_level(logging.INFO), pytest.raises(RuntimeError, match="however"):
+        step()
+    assert not list(progress_folder().iterdir())
     assert [record.getMessage() for record in caplog.records] == [LINE, "scout batch c=8: ended after 12 s"]
