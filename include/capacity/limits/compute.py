@@ -50,6 +50,7 @@ from include.capacity.limits.planner import (
     problem_of,
     without_stray_crashes,
 )
+from include.capacity.limits.plateaus import causes_of
 from include.capacity.limits.saturation import saturation
 from include.capacity.limits.table import limits_table
 from include.capacity.words import LimitStatus, Phase, Severity, State, StopReason
@@ -109,7 +110,9 @@ def compute_limits(
         "valid_until": None,
         "flags": flags,
         "limits": limits,
-        "saturation": saturation(steps, rejected != "", sweep_json["model"], whole),
+        "saturation": saturation(
+            steps, rejected != "", sweep_json["model"], whole, _causes_of_rows(steps, quality)
+        ),
     }
 
 
@@ -183,6 +186,18 @@ def _rejected_rows(steps: pd.DataFrame, quality: Mapping[str, Any] | None) -> pd
     why = {_identity(one): _reasons(one) for one in _rejected_steps(quality)}
     return pd.Series(
         [why.get(_identity(row), "") for row in steps.to_dict("records")], index=steps.index, dtype=object
+    )
+
+
+def _causes_of_rows(steps: pd.DataFrame, quality: Mapping[str, Any] | None) -> pd.Series:
+    """What set the throughput of each row of the step table, if not the server."""
+    found = {
+        _identity(one): causes_of(one.get("findings") or []) for one in (quality or {}).get("steps") or []
+    }
+    return pd.Series(
+        [found.get(_identity(row), frozenset()) for row in steps.to_dict("records")],
+        index=steps.index,
+        dtype=object,
     )
 
 

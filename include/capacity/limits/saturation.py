@@ -16,6 +16,7 @@ import pandas as pd
 
 from include.capacity.limits.bounds import mean_half_width
 from include.capacity.limits.knees import Throughput, kneedle, throughput_knee
+from include.capacity.limits.plateaus import plateau
 from include.capacity.words import Phase
 
 RANK = {Phase.SCOUT: 1, Phase.PROVE: 2, Phase.GRID: 2}
@@ -36,15 +37,16 @@ def throughput(steps: pd.DataFrame, column: str) -> list[Throughput]:
 
 
 def saturation(
-    steps: pd.DataFrame, rejected: pd.Series, model: str, all_rejected: bool
+    steps: pd.DataFrame, rejected: pd.Series, model: str, all_rejected: bool, causes: pd.Series
 ) -> list[dict[str, Any]]:
-    """The saturation entries of ``limits.json``. ``rejected``: whether each row of ``steps`` is.
+    """The saturation entries of ``limits.json``. ``rejected``: whether each row of ``steps`` is; ``causes``:
+    what set its throughput if not the server (:func:`.plateaus.causes_of`).
 
     ``status``: ``measured``; ``rejected`` if the sweep, the step at the peak, or half the steps are;
     ``insufficient_evidence`` without any throughput.
     """
     names = {name: steps[name].map(_text) if name in steps else "" for name in GROUP}
-    table = steps.assign(**names, rejected=rejected)
+    table = steps.assign(**names, rejected=rejected, causes=causes)
     table["model"] = table["model"].replace("", model)
     entries = []
     for group, rows in table.groupby(list(GROUP), sort=False):
@@ -65,6 +67,7 @@ def _entry(rows: pd.DataFrame, all_rejected: bool) -> dict[str, Any]:
     common = {
         "throughput_knee": throughput_knee(curve),
         "kneedle": kneedle(curve),
+        "plateau": plateau(rows, curve),
         "repeats": int(rows.groupby("concurrency").size().max()),
         "rejected_concurrencies": bad,
     }

@@ -44,6 +44,7 @@ from include.capacity.report.words import (
     join,
     number,
     percent,
+    plateau_words,
     rate,
     seconds,
     server_bound_words,
@@ -232,6 +233,7 @@ def model_values(
         "findings": findings_table(data),
         "no_findings": NO_FINDINGS if data.quality else NOT_CHECKED,
         "not_checked": not_checked_table(data),
+        "gx": gx_table(data),
         "server": server_table(data),
         "stack": stack_table(data),
         "method": method(data.sweep.get("bounds") or {}),
@@ -675,9 +677,10 @@ def saturation_table(data: ModelData) -> Table:
             "lowest tok/s",
             "highest tok/s",
             "knee at",
+            "plateau set by",
             "status",
         ],
-        text={0, 7},
+        text={0, 7, 8},
     )
     for entry in data.saturation:
         table.add(
@@ -688,6 +691,7 @@ def saturation_table(data: ModelData) -> Table:
             rate(entry.get("total_tok_per_s_min")),
             rate(entry.get("total_tok_per_s_max")),
             number((entry.get("throughput_knee") or {}).get("concurrency")),
+            plateau_words((entry.get("plateau") or {}).get("set_by"), short=True) or UNKNOWN,
             spaced(entry.get("status")) or UNKNOWN,
         )
     return table
@@ -730,6 +734,32 @@ def not_checked_table(data: ModelData) -> Table:
     table = Table("Not checked, and why.", ["check", "reason"], wrap={1})
     for entry in (data.quality or {}).get("not_checked") or []:
         table.add(spaced(entry.get("check")), text(entry.get("reason")))
+    return table
+
+
+GX_TABLES = {"requests": "request rows", "steps": "steps", "series": "series and sweep"}
+
+
+def gx_table(data: ModelData) -> Table:
+    """Great Expectations' own results, one suite a row."""
+    table = Table(
+        "Great Expectations' own results; the whole of them is in quality.json.",
+        ["suite", "rows", "expectations", "met", "not met", "checks not met"],
+        text={0},
+        wrap={5},
+    )
+    for name, result in ((data.quality or {}).get("gx") or {}).items():
+        outcomes = result["results"]
+        failed = [one["expectation_config"]["meta"]["check"] for one in outcomes if not one["success"]]
+        rows = [n for one in outcomes if (n := known(one["result"].get("element_count"))) is not None]
+        table.add(
+            GX_TABLES.get(name, name),
+            number(max(rows, default=None)),
+            number(len(outcomes)),
+            number(len(outcomes) - len(failed)),
+            number(len(failed)),
+            ", ".join(spaced(check) for check in dict.fromkeys(failed)) or "none",
+        )
     return table
 
 

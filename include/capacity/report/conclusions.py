@@ -22,8 +22,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from include.capacity.limits.plateaus import CAUSES, CHANGES, causes_of
 from include.capacity.report.data import FAILURES, Frame, ModelData, bracket_of, exportable, known, text
-from include.capacity.report.words import count, join, number, percent, rate, seconds
+from include.capacity.report.words import count, join, number, percent, plateau_words, rate, seconds
 from include.capacity.words import LimitStatus, Outcome
 
 SAME_SHARE = 0.99
@@ -181,6 +182,20 @@ def server_sentences(curve: Frame) -> list[str]:
     return found
 
 
+def plateau_sentences(data: ModelData, service_class: str, series: str = "") -> list[str]:
+    """Where throughput no longer grows, and what set that: the server, the client or the test."""
+    found = []
+    for entry in data.saturation:
+        flat = entry.get("plateau")
+        mine = (text(entry.get("class")), text(entry.get("series"))) == (service_class, series)
+        if mine and flat:
+            found.append(
+                f"Throughput is flat from {number(flat['from'])} to {number(flat['to'])}; what set it: "
+                f"{plateau_words(flat['set_by'])}. To move it: {flat['change']}."
+            )
+    return found
+
+
 def model_sentences(data: ModelData, service_class: str, series: str = "") -> list[str]:
     """All conclusions about one class of one model."""
     curve = data.curve(service_class, series)
@@ -189,6 +204,7 @@ def model_sentences(data: ModelData, service_class: str, series: str = "") -> li
     return [
         *first_failure_sentences(data, service_class, series),
         *peak_sentences(curve),
+        *plateau_sentences(data, service_class, series),
         *limit_and_peak_sentences(data, service_class, series),
         *waste_sentences(curve),
         *server_sentences(curve),
@@ -322,12 +338,25 @@ def actions(data: ModelData) -> list[str]:
             found.append(f"{who}: mend what the quality findings below name, and measure again.")
         elif status == LimitStatus.NOT_MEASURED:
             found.append(f"{who}: not measured in this run; keep the last good limit while it is valid.")
+    found += [f"{data.name}: {sentence}" for sentence in remedies(data)]
     if len(set(alone)) > 1:
         found.append(
             f"Do not add up the limits of {join(list(dict.fromkeys(alone)))}: each was measured alone on the "
             "server. If both share it, measure them together (shared: true)."
         )
     return found
+
+
+def remedies(data: ModelData) -> list[str]:
+    """What to change in a test that measured itself: one sentence a cause, with how many steps show it."""
+    steps = (data.quality or {}).get("steps") or []
+    causes = [causes_of(step.get("findings") or []) for step in steps]
+    return [
+        f"{plateau_words(cause, short=True)} set the throughput of {number(n)} of {number(len(steps))} "
+        f"steps, not the server: {CHANGES[cause]}."
+        for cause in dict.fromkeys(CAUSES.values())
+        if (n := sum(cause in found for found in causes))
+    ]
 
 
 # -- parts

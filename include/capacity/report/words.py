@@ -65,6 +65,20 @@ SERVER_BOUND_WORDS = {
     "slots": "slots (requests wait while the KV cache has room)",
     "compute": "compute (nobody waits and the cache has room; the work itself is slow)",
 }
+PLATEAU_WORDS = {
+    **SERVER_BOUND_WORDS,
+    "request_count": "the request count (too few to fill what was asked for, or for a steady state)",
+    "arrival_cap": "an arrival cap (the rate at which requests were sent)",
+    "client_cap": "a client cap (the load client never held what was asked for)",
+    "slots_or_kv": "slots or KV cache (the number generated at once stays the same)",
+    "unknown": "something that the data do not name",
+}
+
+
+def plateau_words(cause: Any, *, short: bool = False) -> str:
+    """What set a plateau. ``short``: without the explanation."""
+    words = PLATEAU_WORDS.get(text(cause), spaced(cause))
+    return words.split(" (")[0] if short else words
 
 
 def bound_words(entry: Mapping[str, Any], *, short: bool = False) -> str:
