@@ -101,7 +101,7 @@ class LocalStack:
             "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
             "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
             "CAPACITY_STATE": str(self.home / "state"),
-            "CAPACITY_LEASE_POLL_S": "2",
+            "CAPACITY_LEASE_POLL_S": "5",
             "CAPACITY_PRELOAD": "1",
             "NO_PROXY": "127.0.0.1,localhost",
         }

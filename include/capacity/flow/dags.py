@@ -153,7 +153,13 @@ def plan(model: str) -> list[dict[str, Any]]:
     return _doing(lambda: tasks.plan(_run(), model))
 
 
-@task.sensor(mode="reschedule", poke_interval=LEASE_POLL_S, timeout=LEASE_TIMEOUT.total_seconds())
+@task.sensor(
+    mode="reschedule",
+    poke_interval=LEASE_POLL_S,
+    timeout=LEASE_TIMEOUT.total_seconds(),
+    retries=10,  # a busy scheduler calls a rescheduled sensor failed when it sees its last end too late
+    retry_delay=timedelta(seconds=LEASE_POLL_S),
+)
 def lease(model: str) -> PokeReturnValue:
     """Hold the accelerator for this run and model; waits while another has it."""
     from include.capacity.flow import tasks

@@ -25,11 +25,15 @@ from include.capacity.limits.planner import Problem, next_step, problem_of
 from include.capacity.load.progress import Progress
 from include.capacity.load.request import Target
 from include.capacity.load.step import run_step
+from include.capacity.quality.check import rejections
 from include.capacity.results.spec import StepSpec, step_seed
-from include.capacity.results.steps import derive_steps
+from include.capacity.results.steps import derive_steps, steps_table
 from include.capacity.results.sweepdir import SweepDir
+from include.capacity.words import Phase
 
 SCHEMA = 1
+JUDGED = frozenset({Phase.SCOUT, Phase.PROVE, Phase.GRID, Phase.SHARED, Phase.ANCHOR})
+"""Phases whose steps are checked as soon as they are measured."""
 PACKAGES = ("httpx", "numpy", "pandas", "scipy", "great-expectations", "matplotlib")
 
 
@@ -129,7 +133,15 @@ def measure(
         run_id=data["run_id"],
         attempt=data["attempt"],
     )
-    found = evidence_of(run.facts, run.requests.to_pandas(), classes)
+    rows = run.requests.to_pandas()
+    found = evidence_of(run.facts, rows, classes)
+    if spec.phase in JUDGED:
+        # What will be rejected is measured again now, while the server still stands.
+        steps = steps_table(data, {spec.key: run.facts}, rows.assign(step=spec.key))
+        reasons = rejections(steps, rows.assign(step=spec.key), data)
+        for item in found:
+            if item.valid and item.service_class in reasons:
+                item.valid, item.why, item.state = False, reasons[item.service_class], None
     sweep.write_json(f"evidence/{spec.key}.json", [item.to_json() for item in found])
     sweep.write_step(spec.key, run.facts, run.requests, run.metrics)
     return found

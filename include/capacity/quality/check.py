@@ -61,6 +61,26 @@ def check_tables(
     return judge(judged, series, requests)
 
 
+def rejections(steps: pd.DataFrame, requests: pd.DataFrame, sweep_json: Mapping[str, Any]) -> dict[str, str]:
+    """Why steps just measured will be rejected: service class -> the first reason; judged alone.
+
+    The same measures and lines as :func:`check_tables`, of checks that are one number each, without
+    Great Expectations: cheap enough to ask after every step whether it has to be measured again.
+    """
+    judged, _ = measure(steps, requests, sweep_json)
+    found: dict[str, str] = {}
+    for check in CHECKS:
+        one_number = (check.table, check.kind, check.severity) == ("steps", "between", Severity.REJECT)
+        if not one_number or check.columns[0] not in judged:
+            continue
+        low, high = check.limits.get("min_value"), check.limits.get("max_value")
+        for _, row in judged[judged[check.columns[0]].notna()].iterrows():
+            value = float(row[check.columns[0]])
+            if (low is not None and value < low) or (high is not None and value > high):
+                found.setdefault(row["service_class"], _finding(check, row)["reason"])
+    return found
+
+
 def judge(judged: pd.DataFrame, series: pd.DataFrame, requests: pd.DataFrame | None) -> dict[str, Any]:
     """The content of ``quality.json`` from measured tables (see :func:`.measures.measure`)."""
     from include.capacity.quality import suites  # Great Expectations: seconds to import
