@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from include.capacity.config import Lengths, ServiceClass, StepBounds, Workload
 from include.capacity.load.request import Target
 from include.capacity.load.step import StepRun, run_step
@@ -44,7 +46,7 @@ def simulated(profile: Profile) -> Iterator[str]:
     thread.join(30)
 
 
-def service_class(name: str, stream: bool) -> ServiceClass:
+def service_class(name: str, stream: bool, shared_prefix_tokens: int = 0) -> ServiceClass:
     return ServiceClass(
         rule="batch",
         workload=Workload(
@@ -52,6 +54,7 @@ def service_class(name: str, stream: bool) -> ServiceClass:
             stream=stream,
             prompt_tokens=Lengths(median=200, sigma=0.3),
             output_tokens=Lengths(median=8, sigma=0.3),
+            shared_prefix_tokens=shared_prefix_tokens,
         ),
         deadline_s=600.0,
         completion_floor=0.95,
@@ -59,7 +62,11 @@ def service_class(name: str, stream: bool) -> ServiceClass:
     )
 
 
-CLASSES = {"interactive": service_class("chat", True), "batch": service_class("classification", False)}
+CLASSES = {
+    "interactive": service_class("chat", True),
+    "batch": service_class("classification", False),
+    "prefixed": service_class("prefixed", True, shared_prefix_tokens=400),
+}
 
 
 def measured(profile: Profile, **loads: int) -> StepRun:
@@ -70,7 +77,7 @@ def measured(profile: Profile, **loads: int) -> StepRun:
         loads=tuple(
             Load(service_class=name, concurrency=n, requests=30, max_requests=30) for name, n in loads.items()
         ),
-        min_window_s=10.0,
+        min_window_s=30.0,  # some seven readings of the metrics
         cap_s=2000.0,
         seed=5,
     )
@@ -115,3 +122,14 @@ def test_refusals_by_a_queue_limit_are_in_the_servers_columns_and_paused_after_b
     assert 4.0 - 0.1 <= pauses.min() < 40.0, "4 s of ours would be 80 s of its"
     assert run.facts.server["server_running_peak"] <= 4
     assert run.facts.server["server_preemptions"] == 0
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [("interactive", 0.0, 0.1), ("prefixed", 0.5, 0.8)])
+def test_the_prefix_cache_helps_where_a_shared_prefix_was_chosen_and_nowhere_else(
+    name: str, least: float, most: float
+) -> None:
+    """About 400 of 600 tokens are the same in all prompts, or none of 200."""
+    run = measured(tiny(base_s=0.1, time_scale=SCALE, max_num_seqs=8), **{name: 3})
+    share = run.facts.server["server_prefix_hit_share"]
+    assert share is not None
+    assert least <= share <= most
