@@ -1,11 +1,13 @@
 """What set a plateau of throughput, by name, and what to change.
 
 A plateau runs from the throughput knee to the highest concurrency within 5 % of the peak, and is one if the
-steps above the knee reach at least 1.25 times its concurrency. Of those steps at least half must agree on the
-cause. What the test itself did is asked before what the server did:
+steps above the knee reach at least 1.25 times its concurrency. Steps whose throughput the test itself set say
+nothing of the server: only if none of the others reaches that far did the test set the plateau.
 
-1. too few **requests** for a steady state, an **arrival cap**, a **client cap**: data quality's findings;
-2. **admission**, **KV cache**, **slots**, **compute**: the server's metrics (:func:`.knees.server_bound`);
+1. the test: an **arrival cap**, a **client cap**, or too few **requests** for a steady state, whichever data
+   quality found in most steps;
+2. the server: **admission**, **KV cache**, **slots**, **compute**, by its metrics
+   (:func:`.knees.server_bound`);
 3. without metrics, by Little's law: if the number being generated at once, X (E2E - TTFT), stays the same
    while concurrency grows, then slots or the KV cache bound it; which of the two, only metrics can tell.
 """
@@ -29,12 +31,12 @@ from include.capacity.results.schema import SERVER_COLUMNS
 from include.capacity.words import Outcome, Severity
 
 CAUSES = {
-    "enough_requests": "request_count",
     "arrival_capped": "arrival_cap",
     "rate_without_effect": "arrival_cap",
     "client_capped": "client_cap",
     "client_bound": "client_cap",
     "concurrency_reached": "client_cap",
+    "enough_requests": "request_count",
 }
 """Checks whose finding names what set a step's throughput instead of the server."""
 MERE_FLAGS = ("client_bound", "concurrency_reached")
@@ -63,13 +65,19 @@ SAME = 0.1
 
 
 def causes_of(findings: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """What the findings of one step say its throughput was set by, if not by the server."""
-    return frozenset(
-        CAUSES[one["check"]]
+    """What the findings of one step say its throughput was set by, if not by the server.
+
+    Too few requests cannot fill a concurrency, so they explain one that was not reached.
+    """
+    checks = {
+        one["check"]
         for one in findings
         if one.get("check") in CAUSES
         and (one.get("severity") == Severity.REJECT or one["check"] not in MERE_FLAGS)
-    )
+    }
+    if "enough_requests" in checks:
+        checks.discard("concurrency_reached")
+    return frozenset(CAUSES[check] for check in checks)
 
 
 def plateau(rows: pd.DataFrame, curve: Sequence[Throughput]) -> dict[str, Any] | None:
@@ -84,19 +92,18 @@ def plateau(rows: pd.DataFrame, curve: Sequence[Throughput]) -> dict[str, Any] |
     start, end = knee["concurrency"], max(step.n for step in curve if step.x >= NEAR_PEAK * peak)
     if end < PAIR_RATIO * start:
         return None
-    flat = rows[(rows["concurrency"] > start) & (rows["concurrency"] <= end)]
-    cause = _of_the_test(flat) or _of_the_server(flat) or "unknown"
-    if cause == "unknown" and _same_number_generated(rows, start, end):
-        cause = "slots_or_kv"
+    above = rows[(rows["concurrency"] > start) & (rows["concurrency"] <= end)]
+    servers = above[above["causes"].map(len) == 0]
+    if servers.empty or servers["concurrency"].max() < PAIR_RATIO * start:
+        found = [cause for causes in above["causes"] for cause in causes]
+        cause = max(dict.fromkeys(CAUSES.values()), key=found.count)
+    elif known := _of_the_server(servers):
+        cause = known
+    else:
+        at_start = rows[rows["concurrency"] == start]
+        same = _same_number_generated(pd.concat([at_start, servers]))
+        cause = "slots_or_kv" if same else "unknown"
     return {"from": start, "to": end, "set_by": cause, "change": CHANGES[cause]}
-
-
-def _of_the_test(flat: pd.DataFrame) -> str | None:
-    """The first cause that data quality found in at least half the steps."""
-    for cause in dict.fromkeys(CAUSES.values()):
-        if 2 * sum(cause in causes for causes in flat["causes"]) >= len(flat):
-            return cause
-    return None
 
 
 def _of_the_server(flat: pd.DataFrame) -> str | None:
@@ -114,9 +121,8 @@ def _of_the_server(flat: pd.DataFrame) -> str | None:
     return cause if cause != "unknown" and 2 * count >= len(flat) else None
 
 
-def _same_number_generated(rows: pd.DataFrame, start: int, end: int) -> bool:
-    """Whether X (E2E - TTFT) stays the same from the plateau's start to its end."""
-    at = rows[(rows["concurrency"] >= start) & (rows["concurrency"] <= end)]
+def _same_number_generated(at: pd.DataFrame) -> bool:
+    """Whether X (E2E - TTFT) stays the same over these steps."""
     number = at["request_per_s"] * (at["e2e_mean_s"].fillna(_estimate(at)) - at["ttft_mean_s"])
     number = pd.to_numeric(number, errors="coerce").dropna()
     known = at.loc[number.index, "concurrency"]
