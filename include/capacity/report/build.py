@@ -715,7 +715,7 @@ def findings_table(data: ModelData) -> Table:
     for row in data.steps.to_dict("records"):
         step = " ".join(
             part
-            for part in (text(row["service_class"]), text(row["phase"]), number(row["concurrency"]))
+            for part in (text(row["series"]), text(row["service_class"]), text(row["phase"]), _level(row))
             if part
         )
         for finding in row["reasons"]:
@@ -727,6 +727,11 @@ def findings_table(data: ModelData) -> Table:
         if text(row["error"]):
             table.add(step, "the step's end", "error", text(row["error"]))
     return table
+
+
+def _level(row: Mapping[str, Any]) -> str:
+    """A step's concurrency; of an open loop what it is called."""
+    return number(row["concurrency"]) if known(row["concurrency"]) is not None else text(row["workload"])
 
 
 def not_checked_table(data: ModelData) -> Table:

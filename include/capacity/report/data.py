@@ -114,7 +114,7 @@ def read_model(sweep: SweepDir) -> ModelData:
     steps = sweep.steps() if sweep.exists("steps.csv") else pd.DataFrame(columns=list(STEP_COLUMNS))
     if missing := [name for name in ("model", "concurrency") if name not in steps]:
         raise DataError(f"{sweep.url}/steps.csv: columns {missing} are missing")
-    return ModelData(
+    data = ModelData(
         name=str(about["model"]),
         sweep=about,
         steps=judged_steps(steps, quality, step_evidence(sweep, about)),
@@ -122,6 +122,23 @@ def read_model(sweep: SweepDir) -> ModelData:
         saturation=[entry for entry in limits.get("saturation") or [] if isinstance(entry, dict)],
         quality=quality,
     )
+    if about.get("source") == "imported":
+        _name_workloads(data)
+    return data
+
+
+def _name_workloads(data: ModelData) -> None:
+    """Add the workload to the series of imported closed loops where a series has several: one curve each."""
+    steps = data.steps
+    series, workload = steps["series"].map(text), steps["workload"].map(text)
+    closed = steps["concurrency"].notna()
+    several = workload[closed].groupby(series[closed]).nunique() > 1
+    unlike = closed & series.map(several).eq(True)
+    steps["series"] = series.mask(unlike, (series + " " + workload).str.strip())
+    for entry in data.saturation:
+        name = text(entry.get("series"))
+        if several.get(name, False):
+            entry["series"] = f"{name} {text(entry.get('workload'))}".strip()
 
 
 def step_evidence(sweep: SweepDir, about: Mapping[str, Any]) -> list[Evidence]:
@@ -170,7 +187,9 @@ def judged_steps(steps: Frame, quality: Mapping[str, Any] | None, evidence: Sequ
     bounds = [_bounds(row["completion"], row["n_effective"]) for row in steps.to_dict("records")]
     steps["y_lower"], steps["y_upper"] = [low for low, _ in bounds], [high for _, high in bounds]
     judged = {_identity(asdict(one)): one for one in evidence}
-    found_evidence = [judged.get(_identity({**row, "series": ""})) for row in steps.to_dict("records")]
+    found_evidence = [
+        judged.get(_identity({**row, "series": "", "workload": ""})) for row in steps.to_dict("records")
+    ]
     for column, name in EVIDENCE_COLUMNS.items():
         values = pd.Series(
             [getattr(one, name, None) for one in found_evidence], index=steps.index, dtype=object
@@ -275,6 +294,7 @@ def _identity(step: Mapping[str, Any]) -> tuple[Any, ...]:
     """What tells a step from all others, in the step table and in ``quality.json`` alike."""
     return (
         text(step.get("series")),
+        text(step.get("workload")),
         text(step.get("service_class")),
         text(step.get("phase")),
         known(step.get("concurrency")),
