@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import yaml
@@ -52,6 +54,18 @@ def _cron(text: str) -> str:
     return text
 
 
+def _url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port beyond 65535, an unclosed bracket
+        good = False
+    if not good or re.search(r"[\s\x00-\x1f]", text):
+        raise ValueError("expected http://host:port or https://host")
+    return text
+
+
+Url = Annotated[str, AfterValidator(_url)]
 Ladder = Annotated[list[Concurrency], Field(min_length=1, max_length=64), AfterValidator(_ascending)]
 
 
@@ -169,9 +183,9 @@ class EndpointServer(Strict):
     """A server that somebody else runs; neither started nor stopped."""
 
     kind: Literal["endpoint"]
-    url: str = Field(pattern=r"^https?://[^\s/]+")
+    url: Url
     api_key_env: str | None = None
-    metrics_url: str | None = None
+    metrics_url: Url | None = None
     """Where its Prometheus metrics are, if not at ``<url>/metrics``."""
     start_timeout_s: Seconds = 60
 
@@ -261,6 +275,14 @@ class Fleet(Strict):
     models: dict[Name, Model] = Field(min_length=1)
 
     @model_validator(mode="after")
+    def _names(self) -> Fleet:
+        """Task groups, files and folders are named after these, in a form that keeps less of them."""
+        _distinct("models", self.models)
+        _distinct("classes", self.classes)
+        _distinct("accelerators", self.accelerators)
+        return self
+
+    @model_validator(mode="after")
     def _references(self) -> Fleet:
         for name, model in self.models.items():
             if model.accelerator not in self.accelerators:
@@ -273,13 +295,17 @@ class Fleet(Strict):
 def load_fleet(path: str | Path | None = None) -> Fleet:
     """Read and validate a fleet file (default: ``$CAPACITY_FLEET``, else the one shipped)."""
     file = Path(path or os.environ.get(FLEET_ENV) or DEFAULT_FLEET)
+    return parse_fleet(read_text(file), str(file))
+
+
+def read_text(file: Path) -> str:
+    """A configuration file's text; ConfigError if it cannot be read or is not UTF-8."""
     try:
-        text = file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8 text: {error}") from error
-    return parse_fleet(text, str(file))
 
 
 def parse_fleet(text: str, where: str) -> Fleet:
@@ -358,6 +384,15 @@ def _path(loc: tuple[int | str, ...]) -> str:
         part for at, part in enumerate(loc) if not (at and loc[at - 1] == "server" and part in SERVER_KINDS)
     ]
     return ".".join(map(str, parts)) or "(top)"
+
+
+def _distinct(key: str, names: Iterable[str]) -> None:
+    """ValueError if two names are the same but for case and punctuation."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(slug(name).lower(), name)
+        if other != name:
+            raise ValueError(f"{key}: {other!r} and {name!r} differ only in case or punctuation")
 
 
 def _short(value: object) -> str:

@@ -135,3 +135,14 @@ def test_recipes_for_eight_mi325x_serve_each_model_as_its_attention_needs() -> N
     assert {model.server.kind for model in fleet.models.values()} == {"process"}
     assert {model.accelerator for model in fleet.models.values()} == {"mi325x-0"}  # never side by side
     assert all(int(a["--max-num-seqs"]) >= fleet.classes["batch"].ladder[-1] for a in args.values())
+
+
+def test_names_that_files_and_task_groups_cannot_tell_apart_are_refused() -> None:
+    text = changed("  sprinter: ", "  STEADY: ")
+    assert "models: 'steady' and 'STEADY' differ only in case or punctuation" in refused(text)
+
+
+@pytest.mark.parametrize("url", ["10.0.0.7:8000", "http://", "http://a b", "http://h:99999", "ftp://h"])
+def test_an_endpoint_needs_a_url(url: str) -> None:
+    text = changed("{kind: simulator, profile: steady}", f'{{kind: endpoint, url: "{url}"}}')
+    assert "models.steady.server.url: expected http://host:port or https://host" in refused(text)
