@@ -21,9 +21,12 @@ from include.capacity.config import (
     EndpointServer,
     Fleet,
     Model,
+    Publish,
     ServiceClass,
+    StepBounds,
     load_fleet,
     parse_yaml,
+    read_text,
     validate,
 )
 from include.capacity.errors import CapacityError, ConfigError, DataError
@@ -45,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CapacityError as error:
         print(f"{options.command}: {error}", file=sys.stderr)
         return error.exit_status
+    except OSError as error:  # no space, no permission, a file where a folder should be
+        print(f"{options.command}: {error.filename or 'file'}: {error.strerror or error}", file=sys.stderr)
+        return NO
     except KeyboardInterrupt:
         print(f"{options.command}: stopped", file=sys.stderr)
         return 130
@@ -63,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("simulate", simulate, "Run a simulated vLLM server until interrupted.")
     sub.add_argument("--profile", required=True, help="name in include/config/profiles, or a file")
-    sub.add_argument("--port", type=int, required=True)
+    sub.add_argument("--port", type=_port, required=True, help="0: a free one")
     sub.add_argument("--host", default="127.0.0.1")
 
     sub = command("sweep", sweep, "Measure one class of one model on a running server, and judge it.")
@@ -120,8 +126,9 @@ def simulate(options: argparse.Namespace) -> int:
 
 def sweep(options: argparse.Namespace) -> int:
     from include.capacity.flow import sweep as stages
+    from include.capacity.flow.params import resized
     from include.capacity.load.progress import step_progress
-    from include.capacity.servers import start, target_of
+    from include.capacity.servers import start, stop, target_of
 
     fleet = load_fleet(options.config)
     if options.service_class not in fleet.classes:
@@ -129,49 +136,50 @@ def sweep(options: argparse.Namespace) -> int:
     if options.api_key_env and not os.environ.get(options.api_key_env):
         raise ConfigError(f"--api-key-env: the environment has no {options.api_key_env}")
     model = _endpoint_model(options, fleet)
-    bounds = fleet.steps
-    if options.requests:
-        bounds = bounds.model_copy(
-            update={
-                "prove_requests": options.requests,
-                "prove_requests_max": max(options.requests, bounds.prove_requests_max),
-            }
-        )
-    if options.seconds:
-        bounds = bounds.model_copy(update={"min_window_s": options.seconds})
+    bounds = validate(
+        StepBounds,
+        resized(fleet.steps.model_dump(), options.requests, options.seconds),
+        "--requests, --seconds",
+    )
     out = SweepDir(FolderStore(options.out))
     if out.exists("sweep.json"):
         raise ConfigError(f"--out: {options.out} already holds a sweep; name a new directory")
+    options.out.mkdir(parents=True, exist_ok=True)
     handle = start(options.model, model, {"run_id": "cli", "model": options.model}, options.out / "server")
-    stages.open_sweep(
-        out,
-        run_id=f"cli-{datetime.now(UTC):%Y%m%dT%H%M%SZ}",
-        model_key=options.model,
-        model=model,
-        accelerator=Accelerator(kind=options.accelerator),
-        bounds=bounds,
-    )
-    stages.record_stack(out, handle.stack, simulated=handle.simulated, clock_scale=handle.clock_scale)
-    stages.run_all(out, target_of(handle), step_progress)
-    verdict = stages.check(out)
-    return _print_limits(stages.limits(out), as_json=False) if verdict["verdict"] != "reject" else NO
+    try:
+        stages.open_sweep(
+            out,
+            run_id=f"cli-{datetime.now(UTC):%Y%m%dt%H%M%Sz}",
+            model_key=options.model,
+            model=model,
+            accelerator=Accelerator(kind=options.accelerator),
+            bounds=bounds,
+        )
+        stages.record_stack(out, handle.stack, simulated=handle.simulated, clock_scale=handle.clock_scale)
+        stages.run_all(out, target_of(handle), step_progress)
+    finally:
+        stop(handle)
+    quality = stages.check(out)
+    if quality["verdict"] == "reject":
+        _print_quality(quality)
+    return _print_limits(stages.limits(out), as_json=False)
 
 
 def _endpoint_model(options: argparse.Namespace, fleet: Fleet) -> Model:
     """A server that somebody else runs, as a model of the fleet."""
-    chosen = fleet.classes[options.service_class].model_copy(update={"ladder": options.concurrency})
-    server = validate(
-        EndpointServer,
-        {"kind": "endpoint", "url": options.url.rstrip("/"), "api_key_env": options.api_key_env},
-        "--url",
-    )
-    return Model(
-        served_name=options.model,
-        server=server,
-        accelerator="endpoint",
-        mode="find" if options.find else "exact",
-        repeats=options.repeats,
-        classes={options.service_class: chosen},
+    chosen = fleet.classes[options.service_class].model_dump()
+    server = {"kind": "endpoint", "url": options.url.rstrip("/"), "api_key_env": options.api_key_env}
+    return validate(
+        Model,
+        {
+            "served_name": options.model,
+            "server": validate(EndpointServer, server, "--url"),
+            "accelerator": "endpoint",
+            "mode": "find" if options.find else "exact",
+            "repeats": options.repeats,
+            "classes": {options.service_class: {**chosen, "ladder": options.concurrency}},
+        },
+        "sweep",
     )
 
 
@@ -192,13 +200,7 @@ def check(options: argparse.Namespace) -> int:
         fields = ("source", "model", "series", "workload", "concurrency", "repeat", "verdict", "findings")
         _print_json({"steps": [{key: step.get(key) for key in fields} for step in quality["steps"]]})
     else:
-        for step in quality["steps"]:
-            print(f"{step['verdict']:7} {step['key']}")
-            for finding in step["findings"]:
-                print(f"        {finding['severity']} {finding['check']}: {finding['reason']}")
-        for finding in quality["findings"]:
-            print(f"sweep: {finding['severity']} {finding['check']}: {finding['reason']}")
-        print(f"sweep: {quality['verdict']}")
+        _print_quality(quality)
     usable = any(step["verdict"] != "reject" for step in quality["steps"])
     return OK if usable and quality["verdict"] != "reject" else NO
 
@@ -207,7 +209,7 @@ def limits(options: argparse.Namespace) -> int:
     from include.capacity.flow import sweep as stages
 
     folder = _existing(options.dir)
-    if not folder.exists("quality.json"):
+    if not folder.exists("quality.json") or not folder.exists("steps.csv"):
         stages.check(folder)
     classes = _classes(options.classes) if options.classes else None
     return _print_limits(stages.limits(folder, classes), as_json=options.json)
@@ -231,10 +233,9 @@ def publish(options: argparse.Namespace) -> int:
     folder = _existing(options.dir)
     if not folder.exists("limits.json"):
         raise DataError(f"{options.dir}: no limits.json: run `limits` first")
+    to = validate(Publish, {"to": options.to}, "--to").to
     about = folder.read_json("sweep.json")
-    done = publish_run(
-        open_store(options.to), about["run_id"], {about["model"]: folder}, promote=options.promote
-    )
+    done = publish_run(open_store(to), about["run_id"], {about["model"]: folder}, promote=options.promote)
     _print_json(done)
     return OK
 
@@ -252,18 +253,29 @@ def _existing(path: Path) -> SweepDir:
     folder = SweepDir(FolderStore(path))
     if not folder.exists("sweep.json"):
         raise DataError(f"{path}: not a sweep directory: it holds no sweep.json")
+    about = folder.read_json("sweep.json")
+    missing = {"run_id", "model", "source", "classes"} - (about.keys() if isinstance(about, dict) else set())
+    if missing:
+        raise DataError(f"{path}/sweep.json: not what a sweep writes: no {', '.join(sorted(missing))}")
     return folder
 
 
 def _classes(path: Path) -> dict[str, ServiceClass]:
-    try:
-        data = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    data = parse_yaml(read_text(path), str(path))
     found = data.get("classes") if isinstance(data, dict) else None
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: expected a mapping `classes` of service classes")
     return {name: validate(ServiceClass, item, f"{path}: classes.{name}") for name, item in found.items()}
+
+
+def _print_quality(quality: dict[str, Any]) -> None:
+    for step in quality["steps"]:
+        print(f"{step['verdict']:7} {step['key']}")
+        for finding in step["findings"]:
+            print(f"        {finding['severity']} {finding['check']}: {finding['reason']}")
+    for finding in quality["findings"]:
+        print(f"sweep: {finding['severity']} {finding['check']}: {finding['reason']}")
+    print(f"sweep: {quality['verdict']}")
 
 
 def _print_limits(result: dict[str, Any], *, as_json: bool) -> int:
@@ -290,3 +302,9 @@ def _ladder(text: str) -> list[int]:
     if not numbers or numbers[0] < 1:
         raise argparse.ArgumentTypeError(f"expected concurrencies of at least 1, found {text!r}")
     return numbers
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, found {text!r}")
+    return int(text)

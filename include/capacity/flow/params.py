@@ -80,15 +80,21 @@ def apply(params: SweepParams, fleet: Fleet) -> Fleet:
     }
     if params.publish_to is not None:
         data["publish"]["to"] = params.publish_to
-    steps = data["steps"]
-    if params.requests_per_step is not None:
-        steps["prove_requests"] = params.requests_per_step
-        steps["prove_requests_max"] = max(steps["prove_requests_max"], params.requests_per_step)
-    if params.seconds_per_step is not None:
-        steps["min_window_s"] = params.seconds_per_step
-        steps["scout_cap_s"] = max(steps["scout_cap_s"], params.seconds_per_step)
-        steps["prove_cap_s"] = max(steps["prove_cap_s"], params.seconds_per_step)
+    data["steps"] = resized(data["steps"], params.requests_per_step, params.seconds_per_step)
     return validate(Fleet, data, "params")
+
+
+def resized(steps: Mapping[str, Any], requests: int | None, seconds: float | None) -> dict[str, Any]:
+    """StepBounds as JSON with another proof size and shortest window; what bounds them gives way."""
+    changed = dict(steps)
+    if requests is not None:
+        changed["prove_requests"] = requests
+        changed["prove_requests_max"] = max(steps["prove_requests_max"], requests)
+    if seconds is not None:
+        changed["min_window_s"] = seconds
+        changed["scout_cap_s"] = max(steps["scout_cap_s"], seconds)
+        changed["prove_cap_s"] = max(steps["prove_cap_s"], seconds)
+    return changed
 
 
 def _model(params: SweepParams, model: dict[str, Any]) -> dict[str, Any]:

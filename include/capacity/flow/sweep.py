@@ -183,6 +183,10 @@ def recompute_evidence(sweep: SweepDir, classes: Mapping[str, ServiceClass] | No
     judged = classes or classes_of(data)
     found: list[Evidence] = []
     for key, facts in sweep.all_facts().items():
+        if not sweep.exists(f"requests/{key}.parquet") and not sweep.exists("requests.parquet"):
+            raise DataError(
+                f"{sweep.url}/requests/{key}.parquet: missing, and steps/{key}.json says it was measured"
+            )
         found += evidence_of(facts, sweep.requests([key], ROWS_NEEDED), judged)
     return found
 
@@ -211,13 +215,17 @@ def limits(sweep: SweepDir, classes: Mapping[str, ServiceClass] | None = None) -
     and not written then.
     """
     data = sweep.read_json("sweep.json")
-    if not sweep.exists("quality.json"):
-        raise DataError(f"{sweep.url}: no quality.json: run `check` first; unchecked data carry no limit")
+    for name in ("quality.json", "steps.csv"):
+        if not sweep.exists(name):
+            raise DataError(f"{sweep.url}: no {name}: run `check` first; unchecked data carry no limit")
+    quality = sweep.read_json("quality.json")
+    if not isinstance(quality, dict) or not {"verdict", "findings", "steps"} <= quality.keys():
+        raise DataError(f"{sweep.url}/quality.json: expected verdict, findings and steps; run `check` again")
     found: list[Evidence] = []
     if data["source"] == "measured":
         judged, _ = judged_classes(data, classes)
         found = recompute_evidence(sweep, judged)
-    result = compute_limits(data, found, sweep.steps(), sweep.read_json("quality.json"), classes=classes)
+    result = compute_limits(data, found, sweep.steps(), quality, classes=classes)
     if classes is None:
         sweep.write_json("limits.json", result)
     return result

@@ -23,6 +23,7 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from include.capacity.errors import DataError
@@ -92,8 +93,12 @@ class SweepDir:
         ]
 
     def facts(self, key: str) -> Facts:
-        """A finished step's facts."""
-        return Facts.from_json(self.read_json(f"steps/{key}.json"))
+        """A finished step's facts; DataError if the file holds something else."""
+        name = f"steps/{key}.json"
+        try:
+            return Facts.from_json(self.read_json(name))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{self.url}/{name}: not the facts of a step: {error}") from error
 
     def all_facts(self) -> dict[str, Facts]:
         """Facts of all finished steps, in the order in which they began."""
@@ -109,14 +114,15 @@ class SweepDir:
         faster and smaller.
         """
         wanted = None if columns is None else list(columns)
-        if keys is None and self.exists("requests.parquet"):
+        if self.exists("requests.parquet"):  # a published or imported sweep: all steps in one file
             whole = None if wanted is None else [*wanted, "step"]
-            return pq.read_table(io.BytesIO(self.read("requests.parquet")), columns=whole).to_pandas()
+            chosen = None if keys is None else pc.field("step").isin(list(keys))
+            return self._table("requests.parquet", whole, chosen).to_pandas()
         tables = []
         for key in self.step_keys() if keys is None else keys:
             if not self.exists(f"requests/{key}.parquet"):
                 continue
-            table = pq.read_table(io.BytesIO(self.read(f"requests/{key}.parquet")), columns=wanted)
+            table = self._table(f"requests/{key}.parquet", wanted)
             tables.append(table.append_column("step", pa.array([key] * table.num_rows, pa.string())))
         if not tables:
             empty = REQUEST_SCHEMA.empty_table().select(wanted or REQUEST_SCHEMA.names)
@@ -127,7 +133,16 @@ class SweepDir:
         """The server's series during a step (columns of METRIC_SCHEMA); empty if none were read."""
         if not self.exists(f"metrics/{key}.parquet"):
             return METRIC_SCHEMA.empty_table().to_pandas()
-        return pq.read_table(io.BytesIO(self.read(f"metrics/{key}.parquet"))).to_pandas()
+        return self._table(f"metrics/{key}.parquet").to_pandas()
+
+    def _table(
+        self, name: str, columns: list[str] | None = None, chosen: pc.Expression | None = None
+    ) -> pa.Table:
+        """A Parquet file, or some of its columns and rows; DataError if it is not one."""
+        try:
+            return pq.read_table(io.BytesIO(self.read(name)), columns=columns, filters=chosen)
+        except pa.ArrowException as error:
+            raise DataError(f"{self.url}/{name}: not a Parquet file with these columns: {error}") from error
 
     # -- the derived step table
 
@@ -136,8 +151,11 @@ class SweepDir:
         self.write("steps.csv", steps.to_csv(index=False, lineterminator="\n"))
 
     def steps(self) -> pd.DataFrame:
-        """Read ``steps.csv``; blank cells are NaN."""
-        return pd.read_csv(io.BytesIO(self.read("steps.csv")))
+        """Read ``steps.csv``; blank cells are NaN. DataError if it is not CSV."""
+        try:
+            return pd.read_csv(io.BytesIO(self.read("steps.csv")))
+        except ValueError as error:  # pandas' own parsing errors, and bytes that are not UTF-8
+            raise DataError(f"{self.url}/steps.csv: not a CSV table: {error}") from error
 
 
 def finite(data: Any) -> Any:

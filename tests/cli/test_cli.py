@@ -1,0 +1,191 @@
+"""The command line: exit statuses, messages, JSON, and a whole sweep of a simulated server."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from include.capacity.cli import main
+from include.capacity.config import DEFAULT_FLEET
+
+PROJECT = Path(__file__).parents[2]
+MODEL = "sim/steady-8b"
+STEP = "grid-interactive-c00004-r1"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A simulated server, run as the README says."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "include.capacity", "simulate", "--profile", "steady", "--port", "0"],
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdout is not None
+    found = re.search(r"http://\S+", server.stdout.readline())
+    assert found
+    yield found.group()
+    server.send_signal(signal.SIGINT)
+    server.wait(30)
+
+
+@pytest.fixture(scope="module")
+def swept(url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small real sweep; tests that change it take a copy."""
+    out = tmp_path_factory.mktemp("cli") / "out"
+    status = main([*sweep_of(url, out), "--requests", "60", "--seconds", "5"])
+    assert status in (0, 3)  # whether so few requests prove anything is not the point here
+    return out
+
+
+@pytest.fixture
+def copy(swept: Path, tmp_path: Path) -> Path:
+    shutil.copytree(swept, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def sweep_of(url: str, out: Path) -> list[str]:
+    asked = ["--model", MODEL, "--class", "interactive", "--concurrency", "4"]
+    return ["sweep", "--url", url, *asked, "--out", str(out)]
+
+
+def test_stages_run_one_after_another(
+    swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not list((swept / "server").glob("*"))  # nothing is left of the server's state
+    capsys.readouterr()
+    assert main(["check", str(swept), "--json"]) == 0
+    checked = json.loads(capsys.readouterr().out)
+    assert list(checked) == ["steps"]
+    fields = {"source", "model", "series", "workload", "concurrency", "repeat", "verdict", "findings"}
+    assert [set(step) for step in checked["steps"]] == [fields] * len(checked["steps"])
+    assert {(step["model"], step["concurrency"]) for step in checked["steps"]} >= {(MODEL, 4)}
+
+    main(["limits", str(swept), "--json"])
+    limits = json.loads(capsys.readouterr().out)
+    assert set(limits) == {"limits", "saturation"}
+    (limit,) = limits["limits"]
+    named = "model series class limit status measured bound_by bracket operating_range confidence"
+    assert set(limit) >= {*named.split(), "deadline_s", "claim", "evidence", "knees"}
+    assert (limit["model"], limit["class"], limit["deadline_s"]) == (MODEL, "interactive", 60)
+
+    assert main(["report", str(swept)]) == 0
+    capsys.readouterr()
+    assert main(["publish", str(swept), "--to", f"file://{tmp_path}/to"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["attempt"], done["promoted"]) == (1, False)
+    run = tmp_path / "to" / done["prefix"]
+    assert (run / "manifest.json").is_file()
+    assert not (tmp_path / "to" / "latest").exists()
+    # A published sweep can be judged again: its rows are in one file.
+    (published,) = (folder.parent for folder in run.rglob("sweep.json"))
+    main(["limits", str(published), "--json"])
+    assert json.loads(capsys.readouterr().out)["limits"][0]["evidence"] == limit["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("sweep.json", "[]", "sweep.json: not what a sweep writes"),
+        ("steps.csv", "", "steps.csv: not a CSV table"),
+        ("quality.json", "{}", "quality.json: expected verdict, findings and steps"),
+        (f"steps/{STEP}.json", "{}", f"steps/{STEP}.json: not the facts of a step"),
+        (f"requests/{STEP}.parquet", "junk", f"requests/{STEP}.parquet: not a Parquet file"),
+        (f"requests/{STEP}.parquet", None, f"requests/{STEP}.parquet: missing"),
+    ],
+)
+def test_spoilt_files_are_named(
+    copy: Path, file: str, content: str | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["check", str(copy)])
+    assert (copy / file).exists()
+    if content is None:
+        (copy / file).unlink()
+    else:
+        (copy / file).write_text(content)
+    assert main(["limits", str(copy)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_longer_deadline_than_measured_is_refused(
+    swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "classes.yaml"
+    other.write_text(DEFAULT_FLEET.read_text().replace("deadline_s: 60 ", "deadline_s: 90 "))
+    assert main(["limits", str(swept), "--classes", str(other)]) == 2
+    assert "deadline_s 90 is longer than the 60 s it was measured with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["--class", "nope"], "--class: 'nope' is none of ['batch', 'interactive']"),
+        (["--concurrency", "1,999999999"], "ladder.1: Input should be less than or equal to 100000"),
+        (["--repeats", "0"], "repeats: Input should be greater than or equal to 1, found 0"),
+        (["--requests", "0"], "prove_requests: Input should be greater than or equal to 20, found 0"),
+        (["--seconds", "nan"], "min_window_s: Input should be"),
+        (["--model", ""], "served_name: String should have at least 1 character"),
+        (["--url", "127.0.0.1:8000"], "--url: url: expected http://host:port"),
+        (["--url", "http://127.0.0.1:99999"], "--url: url: expected http://host:port"),
+        (["--config", "/nope.yaml"], "/nope.yaml: cannot be read"),
+        (["--api-key-env", "NOT_SET_ANYWHERE"], "--api-key-env: the environment has no NOT_SET_ANYWHERE"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    change: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main([*sweep_of("http://127.0.0.1:9", out), *change]) == 2
+    assert said in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["simulate", "--profile", "steady", "--port", "99999"],
+        ["sweep", "--url", "x", "--model", "m", "--class", "c", "--concurrency", "0", "--out", "o"],
+        ["publish", "out"],
+        [],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+
+
+def test_wrong_model_name_and_used_folder(
+    url: str, swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "../<b>$(id)"
+    assert main([*sweep_of(url, tmp_path / "out"), "--model", name]) == 3
+    assert f"serves ['{MODEL}'], and no model named '{name}'" in capsys.readouterr().err
+    assert main(sweep_of(url, swept)) == 2
+    assert "already holds a sweep" in capsys.readouterr().err
+    assert main(sweep_of(url, swept / "sweep.json")) == 3
+    assert "sweep.json: File exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("to", ["", "file://tmp/x", "http://x/y", "s3:///x", "relative"])
+def test_publish_target_must_be_a_url_of_a_store(
+    swept: Path, to: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["limits", str(swept)])
+    assert main(["publish", str(swept), "--to", to]) == 2
+    assert "--to: to: String should match pattern" in capsys.readouterr().err
+
+
+def test_folder_without_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("check", "limits", "report"):
+        assert main([command, str(tmp_path)]) == 2
+        assert "it holds no sweep.json" in capsys.readouterr().err
