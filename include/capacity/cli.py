@@ -36,6 +36,9 @@ from include.capacity.words import EXPORTABLE
 
 OK, NO = 0, 3
 
+ENDPOINT_PATIENCE_S = 15.0
+"""A server named on the command line is said to run already."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
@@ -109,7 +112,10 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("publish", publish, "Publish a sweep directory to file:///path or s3://bucket/prefix.")
     sub.add_argument("dir", type=Path)
     sub.add_argument("--to", required=True)
-    sub.add_argument("--promote", action="store_true", help="let it move latest/")
+    sub.add_argument(
+        "--promote", action="store_true", help="let limits of the fleet's own classes move latest/"
+    )
+    sub.add_argument("--config", type=Path, help="fleet file whose classes count (default: the one shipped)")
 
     sub = command("check-config", check_config, "Validate a fleet file and say what it asks for.")
     sub.add_argument("file", type=Path, nargs="?")
@@ -128,7 +134,7 @@ def sweep(options: argparse.Namespace) -> int:
     from include.capacity.flow import sweep as stages
     from include.capacity.flow.params import resized
     from include.capacity.load.progress import step_progress
-    from include.capacity.servers import start, stop, target_of
+    from include.capacity.servers import alive, start, stop, target_of
 
     fleet = load_fleet(options.config)
     if options.service_class not in fleet.classes:
@@ -156,7 +162,7 @@ def sweep(options: argparse.Namespace) -> int:
             bounds=bounds,
         )
         stages.record_stack(out, handle.stack, simulated=handle.simulated, clock_scale=handle.clock_scale)
-        stages.run_all(out, target_of(handle), step_progress)
+        stages.run_all(out, target_of(handle), step_progress, alive=lambda: alive(handle))
     finally:
         stop(handle)
     quality = stages.check(out)
@@ -168,7 +174,12 @@ def sweep(options: argparse.Namespace) -> int:
 def _endpoint_model(options: argparse.Namespace, fleet: Fleet) -> Model:
     """A server that somebody else runs, as a model of the fleet."""
     chosen = fleet.classes[options.service_class].model_dump()
-    server = {"kind": "endpoint", "url": options.url.rstrip("/"), "api_key_env": options.api_key_env}
+    server = {
+        "kind": "endpoint",
+        "url": options.url.rstrip("/"),
+        "api_key_env": options.api_key_env,
+        "start_timeout_s": ENDPOINT_PATIENCE_S,
+    }
     return validate(
         Model,
         {
@@ -235,7 +246,16 @@ def publish(options: argparse.Namespace) -> int:
         raise DataError(f"{options.dir}: no limits.json: run `limits` first")
     to = validate(Publish, {"to": options.to}, "--to").to
     about = folder.read_json("sweep.json")
-    done = publish_run(open_store(to), about["run_id"], {about["model"]: folder}, promote=options.promote)
+    fleet = load_fleet(options.config)
+    known = fleet.models.get(about["model"])
+    classes = known.classes if known else fleet.classes
+    done = publish_run(
+        open_store(to),
+        about["run_id"],
+        {about["model"]: folder},
+        promote=options.promote,
+        own_classes={about["model"]: {name: item.model_dump(mode="json") for name, item in classes.items()}},
+    )
     _print_json(done)
     return OK
 

@@ -26,6 +26,9 @@ FLEET_ENV = "CAPACITY_FLEET"
 
 MAX_CONCURRENCY = 100_000
 
+RUN_TASKS = ("fleet_report", "publish", "check_run")
+"""Tasks of a whole run; a model's task group cannot have the name of one."""
+
 T = TypeVar("T", bound=BaseModel)
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
@@ -278,6 +281,9 @@ class Fleet(Strict):
     def _names(self) -> Fleet:
         """Task groups, files and folders are named after these, in a form that keeps less of them."""
         _distinct("models", self.models)
+        taken = [name for name in self.models if slug(name) in RUN_TASKS]
+        if taken:
+            raise ValueError(f"models: {taken[0]!r} is the name of a task of the whole run; choose another")
         _distinct("classes", self.classes)
         _distinct("accelerators", self.accelerators)
         return self

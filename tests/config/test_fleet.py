@@ -146,3 +146,8 @@ def test_names_that_files_and_task_groups_cannot_tell_apart_are_refused() -> Non
 def test_an_endpoint_needs_a_url(url: str) -> None:
     text = changed("{kind: simulator, profile: steady}", f'{{kind: endpoint, url: "{url}"}}')
     assert "models.steady.server.url: expected http://host:port or https://host" in refused(text)
+
+
+def test_a_model_cannot_be_named_like_a_task_of_the_run() -> None:
+    text = changed("\n  steady: ", "\n  publish: ")
+    assert "models: 'publish' is the name of a task of the whole run" in refused(text)

@@ -240,3 +240,19 @@ def test_steps_that_do_not_fit_into_the_night_are_skipped_with_the_reason(fleet_
     assert tasks.lease(run, "steady")
     with pytest.raises(NothingToDo, match="budget: about"):
         tasks.ladder_step(run, "steady", specs[2])
+
+
+def test_an_endpoint_that_died_is_not_taken_for_a_crash_by_load(fleet_file: Path) -> None:
+    data = yaml.safe_load(fleet_file.read_text())
+    data["models"]["steady"]["server"] = {"kind": "endpoint", "url": "http://127.0.0.1:9"}
+    fleet_file.write_text(yaml.safe_dump(data, sort_keys=False))
+    run = a_run()
+    specs = tasks.plan(run, "steady")
+    handle = tasks.servers.Handle(
+        kind="endpoint", model="steady", url="http://127.0.0.1:9", metrics_url="", served_name="x"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks, "_handle", lambda *_: handle)
+        with pytest.raises(ServerError, match=r"http://127\.0\.0\.1:9 does not answer any more"):
+            tasks.ladder_step(run, "steady", specs[0])
+    assert run.sweep("steady").step_keys() == []

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from include.capacity.config import Accelerator, Model, ServiceClass, StepBounds, validate
-from include.capacity.errors import DataError
+from include.capacity.errors import DataError, ServerError
 from include.capacity.limits.compute import compute_limits, judged_classes
 from include.capacity.limits.evidence import ROWS_NEEDED, Evidence, decider, evidence_of
 from include.capacity.limits.identity import comparison_id, stack_id
@@ -166,10 +166,17 @@ def run_all(
     sweep: SweepDir,
     target: Target,
     progress: Callable[[StepSpec], Progress | None] = lambda _: None,
+    alive: Callable[[], bool] = lambda: True,
 ) -> list[Evidence]:
-    """Measure what the planner asks for until it asks for nothing more."""
+    """Measure what the planner asks for until it asks for nothing more.
+
+    ``alive`` is asked before each step: a server that is gone and that nobody brings back must not look
+    as if the next concurrency had crashed it. ServerError then; what was measured is kept.
+    """
     asked = problem(sweep)
     while (spec := next_step(asked, evidence(sweep))) is not None:
+        if not alive():
+            raise ServerError(f"{target.base_url}: the server is gone; {spec.label} was not measured")
         measure(sweep, spec, target, progress(spec))
     return evidence(sweep)
 

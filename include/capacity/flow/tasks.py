@@ -292,7 +292,9 @@ def _living_target(run: Run, model: str) -> Target:
     handle = _handle(run, model)
     if handle is None:
         raise ServerError(f"{model}: no server is recorded for run {run.run_id}; clear start_server")
-    if handle.kind != "endpoint" and not servers.alive(handle):
+    if not servers.alive(handle):
+        if handle.kind == "endpoint":
+            raise ServerError(f"{model}: {handle.url} does not answer any more; it is not ours to start")
         data = sweep.read_json("sweep.json")
         restarts = data.get("restarts", 0)
         if restarts >= MAX_RESTARTS:

@@ -23,10 +23,11 @@ minimum over their size only. Both changes err on the safe side for a limit: few
 With few failures or none the data cannot show that failures come together: 600 requests without one look
 like 600 independent ones, even if requests come in stretches of long ones and only the rare worst stretch
 fails. What can be known without failures is whether what was *asked* came in stretches:
-:func:`clustering` is the design effect of being among the longest fifth asked for, and the lower bound uses
-no smaller one. For independent lengths it is 1 and changes nothing; it can only make a claim stricter. On
-virtual servers with correlated lengths (``tests/benchmarks``, servers apart from those reported on) it cut
-passes of steps above the true limit from 18 to 4 % for interactive and from 14 to 12 % for batch classes.
+:func:`clustering` is the design effect of being among the longest fifth asked for. The lower bound takes a
+least design effect from it (``evidence`` says how much of it); for independent lengths it is 1 and changes
+nothing, and it can only make a claim stricter. On virtual servers with correlated lengths
+(``tests/benchmarks``, servers apart from those reported on) the whole of it cut the share of proofs above the
+true limit that pass from 18 to 4 % for interactive and from 14 to 12 % for batch classes.
 """
 
 from __future__ import annotations

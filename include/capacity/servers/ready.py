@@ -90,6 +90,8 @@ def _stages(
 
 
 def _healthy(answer: httpx.Response) -> str | None:
+    if answer.status_code in (401, 403):
+        raise ServerError(f"/health refuses the API key: {_said(answer)}")
     return None if answer.status_code in (200, 204, 404, 405) else _said(answer)
 
 
