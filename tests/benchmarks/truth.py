@@ -31,8 +31,8 @@ KEPT = Path(__file__).with_name("truth.json")
 REQUESTS = 40_000
 TRUTH_SEED = 777_000_111
 """Enters only brute force; sweeps use other seeds."""
-SERVER_SEED = 2026
-"""The servers the benchmark reports on."""
+SERVER_SEED = 3001
+"""The servers the benchmark reports on: drawn after the method was settled."""
 TUNE_SEED = 1
 """Servers to look at while changing the method; never reported."""
 PER_FAMILY = 28
