@@ -275,4 +275,5 @@ def check_run() -> None:
 
 def label(text: str) -> None:
     """Name this mapped instance in the grid."""
-    get_current_context()["label"] = text  # type: ignore[typeddict-unknown-key]
+    context: Any = get_current_context()
+    context["label"] = text

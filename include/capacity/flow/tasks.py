@@ -1,7 +1,7 @@
 """What each Airflow task does, without Airflow: every function takes the run it belongs to.
 
 The one place that knows Airflow is :func:`s3_client` (its connection holds the credentials). State
-between tasks lives in the sweep directory below ``<publish.to>/work/<run>/<model>/``, not in XCom.
+between tasks lives in the sweep directory ``work/<run>/<model>/`` of the publish target, not in XCom.
 """
 
 from __future__ import annotations

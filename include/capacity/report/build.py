@@ -286,7 +286,7 @@ def limit_card(entry: Mapping[str, Any]) -> dict[str, Any]:
         "status": status,
         "status_words": status_words(status),
         "limit": number(entry["limit"]) if exportable(entry) else None,
-        "claim": text(entry.get("claim")) or STATUS_MEANING.get(status, ""),  # type: ignore[call-overload]
+        "claim": text(entry.get("claim")) or STATUS_MEANING.get(status, ""),
         "facts": [(name, value) for name, value in facts if value],
     }
 
@@ -437,7 +437,7 @@ def sure_notes(models: Sequence[ModelData]) -> list[str]:
         for entry in data.limits:
             if not exportable(entry):
                 status = text(entry.get("status"))
-                meaning = STATUS_MEANING.get(status, "")  # type: ignore[call-overload]
+                meaning = STATUS_MEANING.get(status, "")
                 found.append(
                     f"{data.name}, {title_of(text(entry.get('class')), text(entry.get('series')))}: "
                     f"{status_words(status)}. {meaning}"

@@ -38,7 +38,7 @@ STATUS_WORDS = {
     LimitStatus.REJECTED: "rejected",
 }
 
-STATUS_MEANING = {
+STATUS_MEANING: dict[str, str] = {
     LimitStatus.PROVEN: "Held on fresh requests at this concurrency, and a higher one was seen to fail.",
     LimitStatus.LOWER_BOUND: "Proven up to here; the ladder or the budget ended before anything failed.",
     LimitStatus.NO_PASSING_STEP: "No measured concurrency held the objectives.",
