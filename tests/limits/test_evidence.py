@@ -260,7 +260,7 @@ def test_the_types_of_the_stored_table_are_taken():
 
 @given(st.integers(0, 10**6), st.floats(1e-3, 1e3))
 @settings(max_examples=40, deadline=None)
-def test_row_order_and_time_unit_change_nothing(seed, unit):
+def test_row_order_worker_split_and_time_unit_change_nothing(seed, unit):
     random = Random(seed)
     failures = random.sample(range(600), 12)
     table = put(rows(600), "outcome", failures, "rejected")
@@ -270,6 +270,10 @@ def test_row_order_and_time_unit_change_nothing(seed, unit):
     order = list(range(600))
     random.shuffle(order)
     assert judge(table.iloc[order]) == before
+
+    split = table.assign(worker=[random.randrange(4) for _ in range(600)])
+    merged = pd.concat([split[split["worker"] == worker] for worker in range(4)], ignore_index=True)
+    assert judge(merged) == before
 
     times = ["started_s", "deadline_s", "ttft_s", "last_token_s", "e2e_s"]
     scaled = table.assign(**{name: table[name] * unit for name in times})
