@@ -163,8 +163,28 @@ def test_warm_up_of_a_steady_server_takes_two_turns_of_every_slot() -> None:
         return took, closed.outcomes[Outcome.COMPLETED]
 
     took, ended = run(work)
-    assert ended == 16
+    assert ended == 3 + 16, "what ended before the last slot began does not count"
     assert 4.0 <= took <= 4.0 + 4.1, "two answers of 2 s each, after a ramp of 4 s"
+
+
+def test_the_window_does_not_open_before_every_slot_has_begun() -> None:
+    """Answers of 50 ms: long before the ramp of 2 s is over, the first slots look steady."""
+
+    async def work(loop: VirtualLoop) -> ClosedLoop:
+        closed = closed_loop(loop, lambda k, _: Reply(0.05), n=4, requests=100)
+        closed.start()
+        while not closed.steady_now:
+            await asyncio.sleep(0.01)
+        closed.open_window(loop.time())
+        await closed.measure(min_window_s=1.0, cap_s=60.0, decide=None, early_stop=False)
+        await closed.stop()
+        return closed
+
+    closed = run(work)
+    assert closed.opened is not None
+    assert closed.cut is not None
+    mean, peak = closed.inflight(closed.opened, closed.cut)
+    assert (mean, peak) == (pytest.approx(4.0), 4)
 
 
 # -- the loop

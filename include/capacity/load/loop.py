@@ -291,6 +291,7 @@ class ClosedLoop:
         self._ends: list[tuple[float, float | None]] = []
         self._next_check = max(WARMUP_LEAST, 2 * load.concurrency)
         self._was_steady = False
+        self._slots_begun = 0
         self._first = 0
         self._cut_at = 0
         self._prefix = 0
@@ -342,6 +343,7 @@ class ClosedLoop:
         while not self._closing:
             prepared = self._prompts.next()
             sent = Sent(slot, prepared, now(), freed, paused)
+            self._slots_begun += freed is None
             self.sent.append(sent)
             self.starts.append(sent.wished)
             self.in_flight += 1
@@ -380,7 +382,8 @@ class ClosedLoop:
                 self.broken_since = ended
         else:
             self.broken_since, self.vouched = None, False
-        if self.opened is None:
+        if self.opened is None and self._slots_begun == self.load.concurrency:
+            # Before all slots have begun, what ends was served at a lower concurrency.
             first = answer.first_token_at
             self._ends.append((ended - begun, None if first is None else first - begun))
         return ended
