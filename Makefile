@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 export PYTHONPATH := $(CURDIR)
 
-.PHONY: help demo test test-fast lint format vllm benchmark-limits benchmark-request truth lock clean browser
+.PHONY: help demo test test-fast lint format vllm benchmark-limits benchmark-rows benchmark-request truth lock clean browser
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -36,6 +36,9 @@ vllm: $(READY) .venv-vllm/.ready  ## the same sweep against a real vLLM on the C
 
 benchmark-limits: $(READY)  ## the limits against servers of known truth
 	$(BIN)/python -m tests.benchmarks.bench_limits
+
+benchmark-rows: $(READY)  ## a million request rows to limits: time and memory, and how they grow
+	$(BIN)/python -m tests.benchmarks.bench_rows
 
 benchmark-request: $(READY)  ## what a request costs our client, beside bare asyncio ones
 	$(BIN)/python -m tests.benchmarks.bench_request
