@@ -232,6 +232,8 @@ class Model(Strict):
 class StepBounds(Strict):
     """How long and how large steps are; defaults and reasons in the method."""
 
+    prime_requests: int = Field(20, ge=1)
+    """Prime: at least so many requests before anything is measured; more where a cold server is slow."""
     scout_requests: int = Field(100, ge=20)
     """Scout: ``max(scout_requests, 3 N)`` requests."""
     prove_requests: int = Field(600, ge=20)

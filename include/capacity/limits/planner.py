@@ -154,11 +154,11 @@ def _baseline(problem: Problem, name: str) -> StepSpec:
 
 
 def _prime(problem: Problem, name: str, top: int) -> StepSpec:
-    """One fill of the server at the top of the ladder, until a quarter of it has come back.
+    """One fill of the server at the top of the ladder, until a quarter of it has come back, and enough.
 
     Its requests are nobody's evidence.
     """
-    requests = max(20, top // 4)
+    requests = max(problem.bounds.prime_requests, top // 4)
     return _step(
         problem,
         Phase.PRIME,
