@@ -21,7 +21,7 @@ from include.capacity.flow import tasks
 from include.capacity.results.sweepdir import SweepDir
 from include.capacity.servers.lease import Held, leases
 from include.capacity.servers.process import members
-from include.capacity.words import EXPORTABLE
+from include.capacity.words import EXPORTABLE, Severity
 
 PROJECT = Path(__file__).parents[2]
 PYTHON = PROJECT / ".venv-vllm" / "bin" / "python"
@@ -54,6 +54,8 @@ class Seen:
     held: list[Held] = field(default_factory=list)
     """Leases that outlived it."""
     state: servers.Handle | None = None
+    drifted: str | None = None
+    """Why the last attempt was rejected, if the machine's own speed changed by more than a fifth."""
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +83,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Seen:
             _say(f"attempt {attempt}: {found}")
             if all(item["status"] in EXPORTABLE for item in found):
                 break
+            seen.drifted = _drift(seen.sweep)
         return seen
+
+
+def _drift(sweep: SweepDir) -> str | None:
+    """Why the sweep was rejected, if only because the machine itself became faster or slower meanwhile."""
+    quality = sweep.read_json("quality.json")
+    against = [finding for finding in quality["findings"] if finding["severity"] == Severity.REJECT]
+    if not against or any(finding["check"] != "anchor_agrees" for finding in against):
+        return None
+    return "; ".join(finding["reason"] for finding in against)
 
 
 def _run(folder: Path, run_id: str) -> Seen:

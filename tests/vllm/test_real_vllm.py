@@ -55,7 +55,18 @@ def test_it_is_gone_afterwards(served: Seen) -> None:
     assert served.state is None
 
 
+def on_a_machine_that_keeps_its_speed(seen: Seen) -> None:
+    """Skip where every attempt was rightly rejected because the machine's speed changed meanwhile.
+
+    On a shared virtual machine it does, by more than a fifth within two minutes; nothing can be measured
+    there, and saying so is what the anchor step is for. Any other rejection fails the test.
+    """
+    if seen.drifted:
+        pytest.skip(seen.drifted)
+
+
 def test_every_class_has_a_limit_with_its_evidence(served: Seen) -> None:
+    on_a_machine_that_keeps_its_speed(served)
     limits = {item["class"]: item for item in served.sweep.read_json("limits.json")["limits"]}
     assert sorted(limits) == sorted(CLASSES)
     for item in limits.values():
@@ -64,16 +75,18 @@ def test_every_class_has_a_limit_with_its_evidence(served: Seen) -> None:
         assert item["evidence"]["n"] >= 600
 
 
-def test_the_limits_are_published(published: Seen) -> None:
-    store = published.run.store
-    latest = json.loads(store.read("latest/limits.json"))
-    text = json.dumps(latest)
-    assert MODEL in text
-    assert all(name in text for name in CLASSES)
-    names = store.keys(f"runs/{published.run.key}/")
+def test_the_run_is_published(published: Seen) -> None:
+    names = published.run.store.keys(f"runs/{published.run.key}/")
     assert any(name.endswith("manifest.json") for name in names)
     assert any(name.endswith(f"{MODEL}/requests.parquet") for name in names)
     assert any(name.endswith("report.html") for name in names)
+
+
+def test_the_limits_are_published(published: Seen) -> None:
+    on_a_machine_that_keeps_its_speed(published)
+    text = published.run.store.read("latest/limits.json").decode()
+    assert MODEL in text
+    assert all(name in text for name in CLASSES)
 
 
 def test_prompts_and_answers_had_the_lengths_asked_for(served: Seen) -> None:
