@@ -22,6 +22,7 @@ from typing import Any
 import boto3
 import httpx
 from botocore.config import Config
+from botocore.exceptions import BotoCoreError
 
 ROOT = Path(__file__).parents[1]
 READY_TIMEOUT_S = 300
@@ -203,8 +204,7 @@ class LocalStack:
             known = [item["Name"] for item in self.s3().list_buckets()["Buckets"]]
             if self.bucket not in known:
                 self.s3().create_bucket(Bucket=self.bucket)
-        except Exception as error:  # noqa: BLE001 - anything means "not yet" while it starts
-            self.last_s3_error = error
+        except BotoCoreError:  # nobody listens yet; a refusal (ClientError) is no matter of waiting
             return False
         return True
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,8 @@ from include.capacity.servers.lease import Lease, leases
 PROJECT = Path(__file__).parents[2]
 
 
-def lease(folder: Path, run: str, model: str = "m", **options: object) -> Lease:
-    return Lease("gpu-0", holder=run, model=model, folder=folder, **options)  # type: ignore[arg-type]
+def lease(folder: Path, run: str, model: str = "m", **options: Any) -> Lease:
+    return Lease("gpu-0", holder=run, model=model, folder=folder, **options)
 
 
 def test_one_holds_it_until_it_gives_it_back(tmp_path: Path) -> None:
