@@ -243,6 +243,9 @@ class StepBounds(Strict):
     min_window_s: Seconds = 30
     scout_cap_s: Seconds = 60
     prove_cap_s: Seconds = 600
+    prove_cap_slow_s: Seconds = 3600
+    """Where the server, by what was measured before, is too slow for a proof within ``prove_cap_s``: twice
+    what the proof is expected to take, at most this."""
     warmup_cap_s: Seconds = 120
     pause_after_refusal_s: float = Field(1.0, gt=0)
     resolution: float = Field(0.05, gt=0, lt=1)

@@ -189,10 +189,13 @@ def test_without_a_limit():
     )
 
 
-def test_too_few_requests_within_the_cap_say_what_to_change():
-    entry = limit_of(grid(), [step(16, OPEN, completed=595, stop_reason="wall_clock_cap")])
+def test_a_server_too_slow_for_a_proof_is_said_to_be():
+    capped = {"stop_reason": "wall_clock_cap", "attempted": 240, "window_s": 3600.0}
+    entry = limit_of(grid(), [step(16, OPEN, completed=240, **capped)])
+    assert (entry["limit"], entry["status"]) == (None, "insufficient_evidence")
     assert entry["reason"] == (
-        "no step of proof size passed (16 inconclusive); proofs ended at their time cap: raise prove_cap_s"
+        "no step of proof size passed (16 inconclusive); the server is too slow for the time a proof may "
+        "take: 240 requests in 3,600 s at 16, 600 or more wanted: raise prove_cap_slow_s"
     )
 
 

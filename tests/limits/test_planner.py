@@ -19,6 +19,7 @@ from include.capacity.limits.planner import (
     problem_of,
     skip_reason,
     step_s,
+    with_cap,
     without_stray_crashes,
 )
 from include.capacity.results.spec import StepSpec
@@ -534,6 +535,55 @@ def test_time_of_a_step_from_what_was_measured():
     # 600 requests at 4 a second, warm-up and last answers 4 s each
     assert proof.loads[0].concurrency == 8
     assert step_s(asked, proof, evidence) == pytest.approx(150 + 4 + 4)
+
+
+@pytest.mark.parametrize(
+    ("request_per_s", "cap_s"),
+    [
+        (1.0, 600),  # 600 requests take 600 s: the usual cap suffices
+        (0.99, 2 * 600 / 0.99),
+        (0.5, 2 * 600 / 0.5),
+        (0.1, 3600),  # 6,000 s: too slow even for the longer cap, which bounds it
+    ],
+)
+def test_a_slow_server_gets_a_longer_bounded_proof(request_per_s: float, cap_s: float):
+    asked = one_class()
+    evidence: list[Evidence] = []
+    specs = drive(
+        asked, lambda spec: [replace(e, request_per_s=request_per_s) for e in up_to(8)(spec)], evidence
+    )
+    assert {s.cap_s for s in specs if s.phase is Phase.PROVE} == {cap_s}
+    assert {s.cap_s for s in specs if s.phase in (Phase.SCOUT, Phase.ANCHOR)} == {60}
+    proof = next(s for s in specs if s.phase is Phase.PROVE)
+    expected_s = min(600 / request_per_s, cap_s)  # and 100 s at most before and 60 s after
+    assert expected_s < step_s(asked, proof, evidence) <= expected_s + 120 + 60
+
+
+def test_the_longer_cap_is_bounded_by_configuration_and_by_what_is_left():
+    slow = answer(ladder_steps(one_class())[4], State.PASS, request_per_s=0.5)  # 1,200 s for 600
+    proof = next(s for s in drive(one_class(), up_to(8)) if s.phase is Phase.PROVE)
+    switched_off = one_class()
+    switched_off = replace(switched_off, bounds=StepBounds(prove_cap_slow_s=600))
+    assert with_cap(switched_off, proof, slow).cap_s == 600
+    # a request takes 16 s at 8 in flight: 32 s to warm up, 32 s for the last answers
+    assert with_cap(replace(one_class(), budget_s=1500.0), proof, slow).cap_s == 1500 - 64
+    assert with_cap(one_class(), proof, []).cap_s == 600  # nothing is known of its speed
+
+
+def test_a_slow_server_in_exact_mode_and_with_classes_together():
+    exact = replace(one_class(ladder=[4, 8]), mode="exact")
+    first, second = ladder_steps(exact)
+    slow = answer(first, State.PASS, request_per_s=0.5)
+    assert [with_cap(exact, first, []).cap_s, with_cap(exact, second, slow).cap_s] == [600, 2400]
+    assert next_step(exact, slow) == with_cap(exact, second, slow)
+
+    def slowly(spec: StepSpec) -> list[Evidence]:
+        return [replace(e, request_per_s=1.0) for e in up_to(40)(spec)]
+
+    pairs = [s for s in drive(problem(shared=True), slowly) if s.phase is Phase.SHARED]
+    # each of two classes is expected to get half the server
+    assert {s.cap_s for s in pairs if s.loads[0].requests == 600} == {2400}
+    assert {s.cap_s for s in pairs if s.loads[0].requests < 600} == {60}
 
 
 def test_the_budget_keeps_time_for_the_proof():

@@ -32,12 +32,12 @@ from airflow.sdk import (
 from airflow.sdk.exceptions import AirflowSkipException, DownstreamTasksSkipped
 
 from include.capacity.config import Fleet, Model, slug
+from include.capacity.flow.params import MOST_SECONDS_PER_STEP
 from include.capacity.words import Phase
 
 LIMITS = Asset("capacity_limits")
 """Published limits; no URI, for an ``s3://`` one would import the AWS provider with every DAG file."""
 START = datetime(2025, 1, 1)
-STEP_TIMEOUT = timedelta(hours=2)
 LEASE_TIMEOUT = timedelta(hours=12)
 LEASE_POLL_S = float(os.environ.get("CAPACITY_LEASE_POLL_S", "30"))
 
@@ -72,24 +72,36 @@ def capacity_dag(
         default_args={"owner": "capacity", "retries": 0},
         render_template_as_native_obj=True,
     ) as dag:
-        ends = [_model_group(name, configured) for name, configured in fleet.models.items()]
+        longest = step_timeout(fleet)
+        ends = [_model_group(name, configured, longest) for name, configured in fleet.models.items()]
         _fleet_tasks(ends)
     return dag
 
 
-def _model_group(model: str, configured: Model) -> tuple[Any, Any]:
-    """One model's tasks; returns its last report task and its teardown."""
+def step_timeout(fleet: Fleet) -> timedelta:
+    """Longer than any step may take, a server that has to be brought back before it included."""
+    steps = fleet.steps
+    window_s = max(steps.scout_cap_s, steps.prove_cap_s, steps.prove_cap_slow_s, MOST_SECONDS_PER_STEP)
+    start_s = max(model.server.start_timeout_s for model in fleet.models.values())
+    deadline_s = max(item.deadline_s for model in fleet.models.values() for item in model.classes.values())
+    return timedelta(hours=1, seconds=start_s + steps.warmup_cap_s + window_s + 2 * deadline_s)
+
+
+def _model_group(model: str, configured: Model, longest: timedelta) -> tuple[Any, Any]:
+    """One model's tasks; returns its last report task and its teardown. ``longest``: a step's timeout."""
     with TaskGroup(slug(model), tooltip=f"Sweep of {model}"):
         planned = plan(model)
         held: Any = lease(model).as_setup()
         server: Any = start_server(model).as_setup()
-        measured = step.override(task_id="ladder").partial(model=model).expand(spec=planned)
+        ladder = step.override(task_id="ladder", execution_timeout=longest)
+        measured = ladder.partial(model=model).expand(spec=planned)
         planned >> held >> server >> measured
         for name in PHASES:
             if name == "shared" and not configured.shared:
                 continue
             room: Any = slots.override(task_id=f"{name}_slots")(model, name)
-            following = next_step.override(task_id=name).partial(model=model, phase=name).expand(slot=room)
+            planner = next_step.override(task_id=name, execution_timeout=longest)
+            following = planner.partial(model=model, phase=name).expand(slot=room)
             planned >> room
             measured >> following
             measured = following
@@ -178,7 +190,6 @@ def start_server(model: str) -> dict[str, Any]:
 @task(
     map_index_template="{{ label }}",
     max_active_tis_per_dagrun=1,
-    execution_timeout=STEP_TIMEOUT,
 )
 def step(model: str, spec: dict[str, Any]) -> dict[str, Any]:
     """Measure one asked-for step; skipped past the cliff."""
@@ -200,7 +211,6 @@ def slots(model: str, phase: str) -> list[int]:
     trigger_rule=TriggerRule.ALL_DONE,
     map_index_template="{{ label }}",
     max_active_tis_per_dagrun=1,
-    execution_timeout=STEP_TIMEOUT,
 )
 def next_step(model: str, phase: str, slot: int) -> None:
     """Measure what the planner asks for next in this phase; the last one skips the slots behind it."""

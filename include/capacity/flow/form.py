@@ -8,6 +8,7 @@ from __future__ import annotations
 from airflow.sdk import Param
 
 from include.capacity.config import Fleet
+from include.capacity.flow.params import MOST_SECONDS_PER_STEP
 
 CONCURRENCY_PATTERN = r"^\s*(\d{1,6}\s*(,\s*\d{1,6}\s*)*)?$"
 
@@ -69,8 +70,9 @@ def sweep_form(fleet: Fleet) -> dict[str, Param]:
             None,
             type=["null", "number"],
             exclusiveMinimum=0,
+            maximum=MOST_SECONDS_PER_STEP,
             title="Seconds per step",
-            description_md="Shortest measured window.",
+            description_md="Shortest measured window, at most an hour.",
             section="Size of a step",
         ),
         "deadline_s": Param(

@@ -13,6 +13,8 @@ from pydantic import Field, field_validator
 from include.capacity.config import MAX_CONCURRENCY, Fleet, Ladder, Seconds, Share, Strict, validate
 from include.capacity.errors import ConfigError
 
+MOST_SECONDS_PER_STEP = 3600.0
+
 
 class SweepParams(Strict):
     """One run's parameters."""
@@ -26,7 +28,7 @@ class SweepParams(Strict):
     """Steps of the ladder instead of the fleet file's."""
     repeats: int | None = Field(None, ge=1, le=20)
     requests_per_step: int | None = Field(None, ge=20, le=1_000_000)
-    seconds_per_step: Seconds | None = None
+    seconds_per_step: float | None = Field(None, gt=0, le=MOST_SECONDS_PER_STEP)
     deadline_s: Seconds | None = None
     ttft_objective_s: Seconds | None = None
     completion_floor: Share | None = None
@@ -94,6 +96,7 @@ def resized(steps: Mapping[str, Any], requests: int | None, seconds: float | Non
         changed["min_window_s"] = seconds
         changed["scout_cap_s"] = max(steps["scout_cap_s"], seconds)
         changed["prove_cap_s"] = max(steps["prove_cap_s"], seconds)
+        changed["prove_cap_slow_s"] = max(steps["prove_cap_slow_s"], seconds)
     return changed
 
 

@@ -8,6 +8,7 @@ again from old measurements. The command line and the Airflow tasks call the sam
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from include.capacity.errors import DataError, ServerError
 from include.capacity.limits.compute import compute_limits, judged_classes
 from include.capacity.limits.evidence import ROWS_NEEDED, Evidence, decider, evidence_of
 from include.capacity.limits.identity import comparison_id, stack_id
-from include.capacity.limits.planner import Problem, next_step, problem_of
+from include.capacity.limits.planner import Problem, estimate_s, next_step, problem_of, step_s
 from include.capacity.load.progress import Progress
 from include.capacity.load.request import Target
 from include.capacity.load.step import run_step
@@ -30,6 +31,8 @@ from include.capacity.results.spec import StepSpec, step_seed
 from include.capacity.results.steps import derive_steps, steps_table
 from include.capacity.results.sweepdir import SweepDir
 from include.capacity.words import Phase
+
+log = logging.getLogger(__name__)
 
 SCHEMA = 1
 JUDGED = frozenset({Phase.SCOUT, Phase.PROVE, Phase.GRID, Phase.SHARED, Phase.ANCHOR})
@@ -116,12 +119,13 @@ def measure(
     target: Target,
     progress: Progress | None = None,
 ) -> list[Evidence]:
-    """Run one step and keep its rows, facts and evidence.
+    """Run one step and keep its rows, facts and evidence; before that, say how long it is expected to take.
 
     Errors: RequestRefused, MeasurementError (nothing is kept); a server that dies is a result.
     """
     data = sweep.read_json("sweep.json")
     classes = classes_of(data)
+    log.info("%s", expectation(problem_of(data), evidence(sweep), spec, data["clock_scale"]))
     run = run_step(
         spec,
         target=target,
@@ -160,6 +164,16 @@ def problem(sweep: SweepDir, left_s: float | None = None) -> Problem:
     data = sweep.read_json("sweep.json")
     budget_s = None if left_s is None else left_s * data["clock_scale"]
     return problem_of({**data, "budget_s": budget_s})
+
+
+def expectation(asked: Problem, known: Sequence[Evidence], spec: StepSpec, clock_scale: float) -> str:
+    """How long a step, and with it the rest of the sweep, is expected to take (wall time)."""
+    step, cap = step_s(asked, spec, known) / clock_scale, spec.cap_s / clock_scale
+    left = estimate_s(asked, known) / clock_scale
+    return (
+        f"{spec.label}: expected to take {step:,.0f} s, its window {cap:,.0f} s at most; "
+        f"the sweep from here on {left / 60:,.0f} min"
+    )
 
 
 def run_all(

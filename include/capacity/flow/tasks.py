@@ -21,7 +21,7 @@ from include.capacity.errors import CapacityError, NoLimit, ServerError
 from include.capacity.flow import sweep as stages
 from include.capacity.flow.params import apply, parse_params
 from include.capacity.flow.progress import task_progress
-from include.capacity.limits.planner import instances, ladder_steps, next_step, skip_reason
+from include.capacity.limits.planner import instances, ladder_steps, next_step, skip_reason, with_cap
 from include.capacity.load.request import Target
 from include.capacity.results.spec import StepSpec
 from include.capacity.results.store import Store, open_store, safe_name
@@ -195,10 +195,11 @@ def ladder_step(run: Run, model: str, spec_json: Mapping[str, Any]) -> dict[str,
     """Measure one asked-for step, unless what lies below it has made it pointless."""
     sweep = run.sweep(model)
     spec = StepSpec.from_json(spec_json)
-    reason = skip_reason(stages.problem(sweep, left_s(run, model)), spec, stages.evidence(sweep))
+    asked, known = stages.problem(sweep, left_s(run, model)), stages.evidence(sweep)
+    reason = skip_reason(asked, spec, known)
     if reason:
         raise NothingToDo(reason)
-    return _measure(run, model, spec)
+    return _measure(run, model, with_cap(asked, spec, known))
 
 
 def slots(run: Run, model: str, phase: str) -> list[int]:

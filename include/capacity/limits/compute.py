@@ -432,10 +432,21 @@ def _why_none(
         return LimitStatus.NO_PASSING_STEP, f"the lowest step measured, {lowest}, {how}"
     if proofs:
         tried = ", ".join(f"{level.concurrency} {level.state.value}" for level in proofs)
-        capped = any(e.stop_reason == StopReason.CAP for level in proofs for e in level.steps)
-        hint = "; proofs ended at their time cap: raise prove_cap_s" if capped else ""
-        return LimitStatus.INSUFFICIENT_EVIDENCE, f"no step of proof size passed ({tried}){hint}"
+        capped = (e for level in proofs for e in level.steps if e.stop_reason == StopReason.CAP)
+        return LimitStatus.INSUFFICIENT_EVIDENCE, (
+            f"no step of proof size passed ({tried}){_too_slow(next(capped, None))}"
+        )
     return LimitStatus.INSUFFICIENT_EVIDENCE, "the search ended before anything was proven"
+
+
+def _too_slow(e: Evidence | None) -> str:
+    """What to say of a proof that ended at its time cap."""
+    if e is None or e.window_s is None:
+        return ""
+    return (
+        f"; the server is too slow for the time a proof may take: {e.attempted:,} requests in "
+        f"{e.window_s:,.0f} s at {e.concurrency}, {e.planned:,} or more wanted: raise prove_cap_slow_s"
+    )
 
 
 def _latency_knee(problem: Problem, name: str, used: Sequence[Evidence]) -> LatencyKnee | None:

@@ -21,18 +21,21 @@ number, then counts as not measured, never as failed. A crash at N is a failure 
 returned to once a later one has begun, so an interrupted run converges. When a time budget is set, a step
 is planned only if it fits, and before proof only if the proof of what is known so far still fits
 after it.
+
+A server may be too slow for a proof within ``prove_cap_s``. What was measured of it says so beforehand,
+and then the proof gets a longer cap (:func:`with_cap`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
 from include.capacity.config import ServiceClass, StepBounds
-from include.capacity.limits.evidence import Evidence, share
+from include.capacity.limits.evidence import Evidence, proof_sized, share
 from include.capacity.limits.knees import Counts, LatencyKnee, isotonic_crossing, latency_knee
 from include.capacity.results.spec import Load, StepSpec, step_seed
 from include.capacity.words import Phase, State
@@ -56,6 +59,8 @@ SHARED_PARTS = 32
 """s is found to 1/32, in log2(32) = 5 bisections."""
 SHARED_PROOF_REPEAT = 3
 """First repeat number of the proof of a pair; 1 and 2 scout it."""
+SLOW_SLACK = 2.0
+"""A slow server's proof may take so many times what it is expected to."""
 BLIND_LATENCY_S = 5.0
 """Time of a request assumed before any was measured."""
 
@@ -559,7 +564,8 @@ def next_step(
     if problem.mode == "exact":
         if floor > ORDER[Phase.SCOUT]:
             return None
-        return next((s for s in _exact(problem, evidence) if _fits(problem, s, evidence)), None)
+        fitting = (s for s in _exact(problem, evidence) if _fits(problem, s, evidence))
+        return next((with_cap(problem, s, evidence) for s in fitting), None)
     evidence = without_stray_crashes(evidence)
     searches = [Search(problem, name, evidence) for name in problem.classes]
     if floor <= ORDER[Phase.SCOUT]:
@@ -568,7 +574,7 @@ def next_step(
             wanted = (s for s in steps if at_least is None or ORDER[s.phase] >= ORDER[at_least])
             spec = next(wanted, None)
             if spec is not None and _fits(problem, spec, evidence, reserve):
-                return spec
+                return with_cap(problem, spec, evidence)
     later = {
         Phase.PROVE: [search.prove() for search in searches],
         Phase.SHARED: [SharedSearch(problem, evidence).steps()] if problem.shared else [],
@@ -579,7 +585,7 @@ def next_step(
             for steps in sources:
                 first = next(steps, None)
                 if first is not None and _fits(problem, first, evidence):
-                    return first
+                    return with_cap(problem, first, evidence)
     return None
 
 
@@ -680,31 +686,64 @@ def _bisections(search: Search, low: int, high: int) -> int:
 # -- time
 
 
+def with_cap(problem: Problem, spec: StepSpec, evidence: Sequence[Evidence]) -> StepSpec:
+    """``spec`` as it is to be measured: a proof that the server is too slow for gets a longer cap.
+
+    Where n / X, the least requests of the proof over the rate interpolated from what was measured, is
+    longer than ``prove_cap_s``, the cap is ``SLOW_SLACK`` times that (X is a guess, and an undecided proof
+    goes on), at most ``prove_cap_slow_s``; where there is a budget, no longer than what is left of it.
+    Elsewhere, and before anything of the class was measured, ``prove_cap_s`` holds.
+    """
+    bounds = problem.bounds
+    if not all(proof_sized(spec.phase, load.requests, load.concurrency) for load in spec.loads):
+        return spec
+    times = [_times_s(problem, spec, load, evidence) for load in spec.loads]
+    expected_s, around_s = (max(column) for column in zip(*times, strict=True))
+    blind = any(not _known_rates(load.service_class, evidence) for load in spec.loads)
+    if blind or expected_s <= bounds.prove_cap_s:
+        return spec
+    cap_s = min(SLOW_SLACK * expected_s, bounds.prove_cap_slow_s)
+    if problem.budget_s is not None:
+        cap_s = min(cap_s, problem.budget_s - around_s)
+    return replace(spec, cap_s=max(cap_s, bounds.prove_cap_s))
+
+
 def step_s(problem: Problem, spec: StepSpec, evidence: Sequence[Evidence]) -> float:
     """Expected seconds of a step: warm-up, n / X within the window's bounds, and the last answers.
 
     X, completed requests per second, is interpolated from what was measured of the class (of
     requests that fail fast, more are done than this counts, so it is a cautious guess).
     """
-    together = len(spec.loads)
-    longest = 0.0
-    for load in spec.loads:
-        rate_per_s = _rate_per_s(load.service_class, load.concurrency, evidence) / together
-        latency_s = load.concurrency / rate_per_s
-        deadline_s = problem.classes[load.service_class].deadline_s
-        window_s = max(spec.min_window_s, min(spec.cap_s, load.requests / rate_per_s))
-        around_s = min(problem.bounds.warmup_cap_s, 2 * latency_s) + min(deadline_s, 2 * latency_s)
-        longest = max(longest, window_s + around_s)
-    return longest
+    cap_s = with_cap(problem, spec, evidence).cap_s
+    return max(
+        max(spec.min_window_s, min(cap_s, expected_s)) + around_s
+        for expected_s, around_s in (_times_s(problem, spec, load, evidence) for load in spec.loads)
+    )
 
 
-def _rate_per_s(name: str, n: int, evidence: Sequence[Evidence]) -> float:
-    """Completed requests per second at a concurrency, from the nearest steps; never 0."""
-    known = sorted(
+def _times_s(
+    problem: Problem, spec: StepSpec, load: Load, evidence: Sequence[Evidence]
+) -> tuple[float, float]:
+    """(n / X, warm-up and the last answers), expected of one load of a step, in seconds."""
+    rate_per_s = _rate_per_s(load.service_class, load.concurrency, evidence) / len(spec.loads)
+    latency_s = load.concurrency / rate_per_s
+    deadline_s = problem.classes[load.service_class].deadline_s
+    around_s = min(problem.bounds.warmup_cap_s, 2 * latency_s) + min(deadline_s, 2 * latency_s)
+    return load.requests / rate_per_s, around_s
+
+
+def _known_rates(name: str, evidence: Sequence[Evidence]) -> list[tuple[int, float]]:
+    """(concurrency, completed requests per second) of what was measured of a class, ascending."""
+    return sorted(
         (e.concurrency, e.request_per_s)
         for e in evidence
         if e.service_class == name and e.request_per_s and not e.beside and e.phase != Phase.PRIME
     )
+
+
+def _rate_per_s(name: str, n: int, evidence: Sequence[Evidence]) -> float:
+    """Completed requests per second at a concurrency, from the nearest steps; never 0."""
+    known = _known_rates(name, evidence)
     if not known:
         return n / BLIND_LATENCY_S
     below = [(c, x) for c, x in known if c <= n]
