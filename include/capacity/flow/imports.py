@@ -21,7 +21,8 @@ from pydantic import Field
 from include.capacity.config import Strict, load_fleet, validate
 from include.capacity.errors import ConfigError, DataError
 from include.capacity.flow import sweep as stages
-from include.capacity.flow.tasks import log_findings, run_key, s3_client
+from include.capacity.flow.connection import s3_client
+from include.capacity.flow.tasks import log_findings, run_key
 from include.capacity.results.store import FolderStore, Store, open_store
 from include.capacity.results.sweepdir import SweepDir
 

@@ -1,6 +1,6 @@
 """What each Airflow task does, without Airflow: every function takes the run it belongs to.
 
-The one place that knows Airflow is :func:`s3_client` (its connection holds the credentials). State
+The one place that knows Airflow is :mod:`connection` (Airflow's connection holds the credentials). State
 between tasks lives in the sweep directory ``work/<run>/<model>/`` of the publish target, not in XCom.
 """
 
@@ -19,6 +19,7 @@ from include.capacity import servers
 from include.capacity.config import Fleet, Model, load_fleet, slug
 from include.capacity.errors import CapacityError, NoLimit, ServerError
 from include.capacity.flow import sweep as stages
+from include.capacity.flow.connection import s3_client
 from include.capacity.flow.params import apply, parse_params
 from include.capacity.flow.progress import task_progress
 from include.capacity.limits.planner import instances, ladder_steps, next_step, skip_reason, with_cap
@@ -117,13 +118,6 @@ def run_key(dag_id: str, run_id: str) -> str:
     name = f"{dag_id.removeprefix('capacity_')}-{run_id}".lower().replace("__", "-")
     stamp = re.sub(r"(\d{4})-(\d\d)-(\d\d)t(\d\d):(\d\d):(\d\d(?:\.\d+)?)\+00:00", r"\1\2\3t\4\5\6z", name)
     return safe_name(stamp)
-
-
-def s3_client(connection: str) -> Any:
-    """A boto3 client made from an Airflow connection."""
-    from airflow.providers.amazon.aws.hooks.s3 import S3Hook
-
-    return S3Hook(aws_conn_id=connection).get_conn()
 
 
 def label(spec: Mapping[str, Any]) -> str:

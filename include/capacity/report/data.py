@@ -29,6 +29,7 @@ from include.capacity.config import ServiceClass
 from include.capacity.errors import DataError
 from include.capacity.limits.bounds import clopper_pearson_lower, clopper_pearson_upper
 from include.capacity.limits.evidence import Evidence, evidence_of
+from include.capacity.report.words import known, text
 from include.capacity.results.schema import STEP_COLUMNS
 from include.capacity.results.sweepdir import SweepDir
 from include.capacity.words import EXPORTABLE, UNRATED, Outcome, Phase
@@ -264,22 +265,6 @@ def bracket_of(entry: Any) -> tuple[float | None, float | None]:
     if not isinstance(entry, list | tuple) or len(entry) != 2:
         return None, None
     return known(entry[0]), known(entry[1])
-
-
-def known(value: Any) -> float | None:
-    """A finite number, or None for anything that is not one."""
-    if value is None or isinstance(value, bool | str):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def text(value: Any) -> str:
-    """A cell as text; blank for NaN and None."""
-    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
 
 
 def _bounds(rate: float, n_effective: float) -> tuple[float, float]:

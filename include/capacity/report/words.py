@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from include.capacity.report.data import known, text
 from include.capacity.words import LimitStatus, Outcome
 
 UNKNOWN = "–"
@@ -91,6 +91,22 @@ def bound_words(entry: Mapping[str, Any], *, short: bool = False) -> str:
 def server_bound_words(entry: Mapping[str, Any]) -> str:
     """The same in the server's own terms; blank if unknown."""
     return SERVER_BOUND_WORDS.get(text(entry.get("server_bound_by")), "")
+
+
+def known(value: Any) -> float | None:
+    """A finite number, or None for anything that is not one."""
+    if value is None or isinstance(value, bool | str):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def text(value: Any) -> str:
+    """A cell as text; blank for NaN and None."""
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
 
 
 def number(value: Any) -> str:
