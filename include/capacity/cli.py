@@ -10,6 +10,7 @@ import argparse
 import json
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from include.capacity.config import (
     Accelerator,
     EndpointServer,
     Fleet,
+    Gateway,
     Model,
     Publish,
     ServiceClass,
@@ -108,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("report", report, "Write report.html, report.md and the figures.")
     sub.add_argument("dir", type=Path)
+
+    sub = command("policy", policy, "Write the limits as files that gateways load, into DIR/policy.")
+    sub.add_argument("dir", type=Path)
+    sub.add_argument("--replicas", type=int, help="gateways before one server (default: as sweep.json says)")
+    sub.add_argument("--processes", type=int, help="worker processes of each, where they count (LiteLLM)")
+    sub.add_argument("--listen", help="ADDRESS:PORT of the gateway")
+    sub.add_argument("--upstream", help="http://HOST:PORT where it finds the server")
 
     sub = command("publish", publish, "Publish a sweep directory to file:///path or s3://bucket/prefix.")
     sub.add_argument("dir", type=Path)
@@ -235,6 +244,35 @@ def report(options: argparse.Namespace) -> int:
     stages.report(folder)
     print(f"{options.dir}/report.html")
     return OK
+
+
+def policy(options: argparse.Namespace) -> int:
+    from include.capacity.policy import INDEX, policy_files
+
+    folder = _existing(options.dir)
+    if not folder.exists("limits.json"):
+        raise DataError(f"{options.dir}: no limits.json: run `limits` first")
+    about, found = folder.read_json("sweep.json"), folder.read_json("limits.json")
+    given = {
+        name: getattr(options, name)
+        for name in ("replicas", "processes", "listen", "upstream")
+        if getattr(options, name) is not None
+    }
+    gateway = validate(Gateway, {**(about.get("gateway") or {}), **given}, "policy")
+    files = policy_files(about, found, gateway)
+    if (options.dir / "policy").exists():  # of an earlier time, with other limits
+        shutil.rmtree(options.dir / "policy")
+    for name, data in files.items():
+        folder.write(name, data)
+    entries = json.loads(files[INDEX])["policies"]
+    for entry in entries:
+        classes = ", ".join(f"{name} {limit or '-'}" for name, limit in entry["classes"].items())
+        print(f"{entry['measured']}: {classes}")
+        for name in entry["files"].values():
+            print(f"    {options.dir}/{name}")
+        for name, reason in entry["why_not"].items():
+            print(f"    no {name}: {reason}")
+    return OK if any(entry["files"] for entry in entries) else NO
 
 
 def publish(options: argparse.Namespace) -> int:

@@ -197,6 +197,30 @@ SERVER_KINDS = ("simulator", "process", "endpoint")
 Server = Annotated[SimulatorServer | ProcessServer | EndpointServer, Field(discriminator="kind")]
 
 
+def _plain_http(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.path not in ("", "/") or parts.query or "@" in parts.netloc:
+        raise ValueError("expected http://host:port (TLS towards the server is the gateway's own matter)")
+    if not re.fullmatch(r"[A-Za-z0-9._-]+(:\d+)?", parts.netloc):
+        raise ValueError("expected a host name or IPv4 address, and a port")
+    return url
+
+
+class Gateway(Strict):
+    """What stands before a model's server; for the files under ``policy/``."""
+
+    replicas: int = Field(1, ge=1, le=10_000)
+    """Gateways that send to one server: each counts for itself, so each gets its share of the limit."""
+    processes: int = Field(1, ge=1, le=1024)
+    """Worker processes of each, where they count for themselves (LiteLLM)."""
+    listen: str = Field("0.0.0.0:8080", pattern=r"^\d{1,3}(\.\d{1,3}){3}:[1-9]\d{0,4}$")
+    """Address and port where the gateway listens (nginx, Envoy)."""
+    upstream: Annotated[Url, AfterValidator(_plain_http)] = "http://127.0.0.1:8000"
+    """Where the gateway finds the server."""
+    fallbacks: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Models that LiteLLM asks instead when this one fails or is full."""
+
+
 class Accelerator(Strict):
     """What servers occupy: never two at once."""
 
@@ -227,6 +251,7 @@ class Model(Strict):
     """Filled from the fleet's classes with the model's overrides merged in."""
     shared: bool = False
     """Also prove a pair of limits with both classes on the server at once."""
+    gateway: Gateway = Gateway()
 
 
 class StepBounds(Strict):

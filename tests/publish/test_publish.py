@@ -63,6 +63,12 @@ def test_layout_and_manifest(source: FolderStore, target: FolderStore, fleet_pag
         "runs/r1/1/steady/figures/interactive-latency.png",
         "runs/r1/1/steady/figures/interactive-latency.svg",
         "runs/r1/1/steady/limits.json",
+        "runs/r1/1/steady/policy/alone/interactive/envoy-gateway.yaml",
+        "runs/r1/1/steady/policy/alone/interactive/envoy.yaml",
+        "runs/r1/1/steady/policy/alone/interactive/litellm.yaml",
+        "runs/r1/1/steady/policy/alone/interactive/nginx.conf",
+        "runs/r1/1/steady/policy/alone/interactive/vllm.yaml",
+        "runs/r1/1/steady/policy/index.json",
         "runs/r1/1/steady/quality.json",
         "runs/r1/1/steady/report.html",
         "runs/r1/1/steady/report.md",
@@ -78,7 +84,7 @@ def test_layout_and_manifest(source: FolderStore, target: FolderStore, fleet_pag
         key.removeprefix("runs/r1/1/") for key in target.keys("runs/") if not key.endswith("manifest.json")
     ]
     assert done["prefix"] == "runs/r1/1"
-    assert done["files"] == 14
+    assert done["files"] == 20
     assert done["report"] == "runs/r1/1/report.html"
     assert done["moved"] == [
         {"model": "steady", "class": "interactive", "measured": "alone", "limit": 24, "was": None}
@@ -300,7 +306,7 @@ def test_an_upload_that_dies_half_way_changes_nothing_a_reader_sees(
 ) -> None:
     old = small_sweep(source, "steady", [limit_entry("steady", "interactive", 24)])
     new = small_sweep(source, "steady", [limit_entry("steady", "interactive", 20)])
-    writes_of_run = 14 + 1  # files and manifest
+    writes_of_run = 20 + 1  # files and manifest
     total = writes_of_run + 1 + 3  # history, then latest/limits.json, report.html, report.md
     died = 0
     for k in range(total + 1):

@@ -106,7 +106,7 @@ def test_a_run_over_s3(server: str, request: pytest.FixtureRequest, tmp_path: Pa
     done = publish_run(store, f"run {server}", sweeps, page, promote=True)
 
     assert done["url"] == f"s3://capacity/demo/prefix/{done['prefix']}"
-    assert len(verify_manifest(store, done["prefix"])["files"]) == done["files"] == 14
+    assert len(verify_manifest(store, done["prefix"])["files"]) == done["files"] == 20
     assert (read_latest(store) or {})["limits"][0]["limit"] == 24
     seen = make().list_objects_v2(Bucket="capacity", Prefix="demo/prefix/latest/")
     assert [item["Key"] for item in seen["Contents"]] == [

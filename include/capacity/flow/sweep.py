@@ -77,6 +77,7 @@ def open_sweep(
         "mode": model.mode,
         "repeats": model.repeats,
         "shared": model.shared,
+        "gateway": model.gateway.model_dump(mode="json"),
         "created_at": (now or datetime.now(UTC)).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "seed": step_seed(run_id, model_key),

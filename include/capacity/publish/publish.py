@@ -40,6 +40,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from include.capacity.errors import PublishError
+from include.capacity.policy import policy_files
 from include.capacity.results.schema import REQUEST_SCHEMA
 from include.capacity.results.store import Store, safe_name
 from include.capacity.results.sweepdir import SweepDir, finite
@@ -54,9 +55,7 @@ LATEST_LIMITS = "latest/limits.json"
 DEFAULT_VALID_FOR_S = 3 * 86400.0
 
 MODEL_FILES = ("sweep.json", "steps.csv", "quality.json", "report.html", "report.md")
-FILE_PATTERN = re.compile(
-    r"(figures/[A-Za-z0-9._~-]+\.(svg|png)|policy/[A-Za-z0-9._~/-]+|steps/[a-z0-9_+.-]+\.json)"
-)
+FILE_PATTERN = re.compile(r"(figures/[A-Za-z0-9._~-]+\.(svg|png)|steps/[a-z0-9_+.-]+\.json)")
 """Files below a sweep directory's folders that are published."""
 
 MANIFEST = "manifest.json"
@@ -258,6 +257,9 @@ def run_files(
         for name in names:
             if FILE_PATTERN.fullmatch(name) and ".." not in name:
                 yield f"{folder}/{name}", sweep.read(name)
+        # Never those lying in the sweep: these are made from the very limits that are published.
+        for name, data in policy_files(sweep.read_json("sweep.json"), limits[model]).items():
+            yield f"{folder}/{name}", data
         for merged, part, schema in (
             ("requests.parquet", "requests/", REQUEST_SCHEMA.append(pa.field("step", pa.string()))),
             ("server_metrics.parquet", "metrics/", None),
