@@ -10,6 +10,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -125,6 +126,19 @@ def _parser() -> argparse.ArgumentParser:
         "--promote", action="store_true", help="let limits of the fleet's own classes move latest/"
     )
     sub.add_argument("--config", type=Path, help="fleet file whose classes count (default: the one shipped)")
+
+    sub = command("reap", reap, "Stop servers and break leases whose run is over, on this machine.")
+    sub.add_argument(
+        "--run",
+        dest="over",
+        action="append",
+        default=[],
+        type=_run_name,
+        metavar="DAG_ID/RUN_ID",
+        help="this run of Airflow is over (only Airflow's own reaper can tell by itself); may be repeated",
+    )
+    sub.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    sub.add_argument("--json", action="store_true")
 
     sub = command("check-config", check_config, "Validate a fleet file and say what it asks for.")
     sub.add_argument("file", type=Path, nargs="?")
@@ -298,6 +312,20 @@ def publish(options: argparse.Namespace) -> int:
     return OK
 
 
+def reap(options: argparse.Namespace) -> int:
+    from include.capacity.servers.reap import lines
+    from include.capacity.servers.reap import reap as clear_away
+
+    over = frozenset(options.over)
+    untold = "only Airflow can tell whether its run is over; if you know that it is, name it with --run"
+    found = clear_away(over.__contains__, dry_run=options.dry_run, untold=untold)
+    if options.json:
+        _print_json({"dry_run": options.dry_run, **found.to_json()})
+    else:
+        print("\n".join(lines(found.to_json(), dry_run=options.dry_run)))
+    return NO if found.failed else OK
+
+
 def check_config(options: argparse.Namespace) -> int:
     fleet = load_fleet(options.file)
     for name, model in fleet.models.items():
@@ -360,6 +388,12 @@ def _ladder(text: str) -> list[int]:
     if not numbers or numbers[0] < 1:
         raise argparse.ArgumentTypeError(f"expected concurrencies of at least 1, found {text!r}")
     return numbers
+
+
+def _run_name(text: str) -> str:
+    if not re.fullmatch(r"[^/\s]+/\S+", text):
+        raise argparse.ArgumentTypeError(f"expected dag_id/run_id, found {text!r}")
+    return text
 
 
 def _port(text: str) -> int:

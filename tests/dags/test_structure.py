@@ -35,7 +35,7 @@ before = set(sys.modules)
 import airflow.sdk
 already = set(sys.modules)
 import importlib.util
-for name in ("capacity_import", "capacity_nightly", "capacity_sweep"):
+for name in ("capacity_import", "capacity_nightly", "capacity_reaper", "capacity_sweep"):
     spec = importlib.util.spec_from_file_location(name, f"dags/{name}.py")
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
 heavy = {"pandas", "numpy", "scipy", "matplotlib", "great_expectations", "boto3", "pyarrow", "kneed"}
@@ -52,7 +52,7 @@ def bag(in_airflow):
 
 def test_dags_import_without_an_error(bag) -> None:
     assert bag["errors"] == {}
-    assert sorted(bag["dags"]) == ["capacity_import", "capacity_nightly", "capacity_sweep"]
+    assert sorted(bag["dags"]) == ["capacity_import", "capacity_nightly", "capacity_reaper", "capacity_sweep"]
 
 
 def test_reading_a_dag_file_imports_nothing_heavy(in_airflow) -> None:
@@ -120,6 +120,12 @@ def test_an_import_is_one_chain_whose_end_makes_its_colour(bag) -> None:
         "report": ["limits"],
         "publish": ["report"],
     }
+
+
+def test_the_reaper_is_on_from_the_start_and_comes_every_quarter_of_an_hour(bag) -> None:
+    dag = bag["dags"]["capacity_reaper"]
+    assert (dag["paused"], dag["catchup"], dag["schedule"]) == (False, False, "CronTriggerTimetable")
+    assert (dag["leaves"], dag["params"]) == (["reap"], ["dry_run"])
 
 
 def test_every_task_ends_by_itself(bag) -> None:

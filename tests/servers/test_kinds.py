@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from include.capacity import servers
@@ -14,15 +18,27 @@ from include.capacity.config import SERVER_KINDS, EndpointServer, Model, Simulat
 from include.capacity.errors import ConfigError, ServerError
 from include.capacity.servers import reap, state
 from include.capacity.servers.base import ServerKind
+from include.capacity.servers.lease import Lease, leases
+from tests.servers.conftest import processes_of
 
 MakeModel = Callable[..., Model]
 OWNER: servers.Owner = {"run_id": "run-1", "dag_id": "dag", "model": "fake"}
+STARTER = """
+import json, sys
+from pathlib import Path
+from include.capacity import servers
+from include.capacity.config import Model
+model = Model.model_validate_json(Path(sys.argv[1]).read_text())
+servers.start("fake", model, json.loads(sys.argv[3]), Path(sys.argv[2]))
+print("ready", flush=True)
+sys.stdin.readline()
+"""
 
 
 @pytest.mark.parametrize("name", SERVER_KINDS)
 def test_every_kind_of_the_fleet_file_follows_the_protocol(name: str) -> None:
     kind = servers.server_kind(name)
-    for function in ("start", "stop", "alive", "tail"):
+    for function in ("start", "stop", "alive", "tail", "running", "owned"):
         asked = list(inspect.signature(getattr(ServerKind, function)).parameters.values())[1:]
         given = list(inspect.signature(getattr(kind, function)).parameters.values())
         assert [(item.name, item.kind, item.default) for item in given] == [
@@ -99,14 +115,16 @@ def test_only_servers_of_runs_that_are_over_are_reaped(folder: Path, fake_model:
         "fake", fake_model(model={"accelerator": "gpu-1"}), OWNER, root / "gpu-1" / "fake"
     )
 
-    assert [item.stale for item in reap.find(None, root)] == [None, None]
-    found = reap.find(lambda run: run == "dag/run-0", root)
-    assert [(item.to_json()["run"], item.processes, item.stale) for item in found] == [
-        ("dag/run-0", 1, "its run is over"),
-        ("dag/run-1", 1, None),
-    ]
-    stopped = reap.reap(lambda run: run == "dag/run-0", root, root / "leases")
-    assert [item.state.handle.model for item in stopped] == ["old"]
+    unknown = "nobody here can tell whether its run is over"
+    untold = reap.reap(None, root, root / "leases")
+    assert [(item.stale, item.kept, item.done) for item in untold.servers] == [(None, unknown, None)] * 2
+    found = reap.reap(lambda run: run == "dag/run-0", root, root / "leases", dry_run=True)
+    seen = [(item.to_json()["run"], item.processes, item.stale, item.done) for item in found.servers]
+    assert seen == [("dag/run-0", 1, "its run is over", None), ("dag/run-1", 1, None, None)]
+    assert servers.alive(over)
+    done = reap.reap(lambda run: run == "dag/run-0", root, root / "leases")
+    assert [item.state.handle.model for item in done.stopped] == ["old"]
+    assert done.servers[1].kept == "its run goes on"
     assert not servers.alive(over)
     assert servers.alive(going_on)
     servers.stop(going_on)
@@ -116,8 +134,11 @@ def test_a_server_of_another_machine_is_listed_and_left_to_it(folder: Path, fake
     handle = servers.start("fake", fake_model(), OWNER, folder)
     path = Path(str(handle.state))
     path.write_text(path.read_text().replace(f'"host": "{handle.host}"', '"host": "another-machine"'))
-    assert [item.to_json()["host"] for item in reap.find(lambda run: True, folder)] == ["another-machine"]
-    assert reap.reap(lambda run: True, folder, folder / "leases") == []
+    # Nor does the mark on its process bring it to an end: that server is listed already.
+    done = reap.reap(lambda run: True, folder, folder / "leases")
+    kept = "it runs on another-machine, which is not this machine"
+    assert [(item.to_json()["host"], item.kept) for item in done.servers] == [("another-machine", kept)]
+    assert done.stopped == []
     assert servers.alive(handle)
     servers.stop(handle)
 
@@ -128,10 +149,104 @@ def test_a_broken_state_file_is_reported_and_keeps_nobody_from_being_stopped(
     handle = servers.start("fake", fake_model(), OWNER, folder)
     (folder / "broken.server.json").write_text('{"status"')
     with caplog.at_level(logging.ERROR):
-        stopped = reap.reap(lambda run: True, folder, folder / "leases")
+        stopped = reap.reap(lambda run: True, folder, folder / "leases").stopped
     assert "broken.server.json: not a server's state file" in caplog.text
     assert [item.state.handle.model for item in stopped] == ["fake"]
     assert not servers.alive(handle)
+
+
+def test_a_server_that_no_state_file_tells_of_is_found_by_its_marks(
+    folder: Path, fake_model: MakeModel, tmp_path: Path
+) -> None:
+    root = folder.parents[1]
+    handle = servers.start("fake", fake_model("--habit", "family", "--note", str(tmp_path)), OWNER, folder)
+    Path(str(handle.state)).unlink()
+    elsewhere = reap.reap(lambda run: True, tmp_path / "another-state", tmp_path / "leases")
+    assert elsewhere.servers == []  # another installation's reaper does not know it
+    goes_on = reap.reap(lambda run: False, root, root / "leases")
+    assert [(item.state.handle.pid, item.kept) for item in goes_on.servers] == [
+        (handle.pid, "its run goes on")
+    ]
+    assert servers.alive(handle)
+    done = reap.reap(lambda run: run == "dag/run-1", root, root / "leases")
+    assert [(item.state.handle.server_id, item.stale) for item in done.stopped] == [
+        (handle.server_id, "its run is over")
+    ]
+    assert processes_of(tmp_path) == []
+
+
+def test_the_server_of_a_command_line_ends_with_its_process(
+    folder: Path, fake_model: MakeModel, tmp_path: Path
+) -> None:
+    """A run without a DAG is one process's own: nobody needs to be asked whether it is over."""
+    (tmp_path / "model.json").write_text(fake_model().model_dump_json())
+    owner = json.dumps({"run_id": "cli", "model": "fake"})
+    task = subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(tmp_path / "model.json"), str(folder), owner],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert task.stdout is not None
+    assert task.stdout.readline() == "ready\n"
+    going_on = reap.reap(lambda run: True, folder, folder / "leases")
+    assert [(item.stale, item.kept) for item in going_on.servers] == [(None, "its run goes on")]
+    task.kill()
+    task.communicate()
+    done = reap.reap(None, folder, folder / "leases")
+    assert [item.stale for item in done.stopped] == [f"its run was the process {task.pid}, which is gone"]
+
+
+def test_a_pid_that_is_anothers_by_now_is_not_touched(folder: Path, fake_model: MakeModel) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    handle = servers.start("fake", fake_model(), OWNER, folder)
+    servers.stop(handle)
+    handle.pid, handle.pid_started_at = bystander.pid, psutil.Process(bystander.pid).create_time() - 100
+    state.write_state(Path(str(handle.state)), state.started_here(handle, OWNER, "gpu-0", state.READY))
+    done = reap.reap(lambda run: True, folder, folder / "leases")
+    assert [item.processes for item in done.stopped] == [0]
+    assert bystander.poll() is None
+    assert not Path(str(handle.state)).exists()
+    bystander.communicate(b"\n")
+
+
+def test_stopping_an_earlier_server_leaves_the_state_file_of_the_next(
+    folder: Path, fake_model: MakeModel
+) -> None:
+    first = servers.start("fake", fake_model(), OWNER, folder)
+    second = servers.start("fake", fake_model(), OWNER, folder)
+    servers.stop(first)  # as a reaper does that has looked just before the second was started
+    assert servers.load(folder) == second
+    servers.stop(second)
+    assert servers.load(folder) is None
+
+
+def test_leases_are_broken_with_a_line_or_left_alone_with_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, run in enumerate(("dag/over", "dag/going-on")):
+        assert Lease(f"gpu-{number}", holder=run, model="m", folder=tmp_path).acquire()
+    looked = reap.reap(lambda run: run == "dag/over", tmp_path / "servers", tmp_path, dry_run=True)
+    assert [item.done for item in looked.leases] == [None, None]
+    done = reap.reap(lambda run: run == "dag/over", tmp_path / "servers", tmp_path)
+    assert [(item.stale, item.kept, item.done) for item in done.leases] == [
+        ("its run is over", None, "broken"),
+        (None, "its run goes on", None),
+    ]
+    assert "gpu-0: breaking the lease of run dag/over for model m: its run is over" in caplog.text
+    assert [held.holder for held in leases(tmp_path)] == ["dag/going-on"]
+
+
+def test_nothing_is_stopped_where_nobody_can_be_asked(folder: Path, fake_model: MakeModel) -> None:
+    def unreachable(run: str) -> bool:
+        raise ConnectionError("Airflow does not answer")
+
+    handle = servers.start("fake", fake_model(), OWNER, folder)
+    with pytest.raises(ConnectionError):
+        reap.reap(unreachable, folder, folder / "leases")
+    assert servers.alive(handle)
+    servers.stop(handle)
 
 
 def test_model_names_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:

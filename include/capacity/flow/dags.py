@@ -135,11 +135,11 @@ def _run() -> Any:
         params=dict(context["params"]),
         conf=dict(run.conf or {}),
         scheduled_at=scheduled_at,
-        is_over=lambda holder: _is_over(holder, run.dag_id),
+        is_over=lambda holder: is_over(holder, run.dag_id),
     )
 
 
-def _is_over(holder: str, dag_id: str) -> bool:
+def is_over(holder: str, dag_id: str) -> bool:
     """Whether the run (``dag_id/run_id``, or a run of this DAG) has ended, or was deleted."""
     other, _, run_id = holder.partition("/")
     dag_id, run_id = (other, run_id) if run_id else (dag_id, holder)

@@ -82,3 +82,26 @@ cannot be trusted, and why. **Red**: a file could not be read, or nothing could 
 | `validate` ... `report` | its log names the step and column | mend the file, trigger again |
 | `publish` | its log names the bucket and object | mend the connection or the bucket, clear the task |
 """
+
+REAPER = """
+Clears away what runs have left behind, on the machine of its worker: a model server whose run has ended or was
+deleted (its task was killed, the run marked failed in the middle of a start), and leases on accelerators whose holder
+is gone. It runs every quarter of an hour. A server whose run goes on, a process that only has the number of one of
+ours, and servers on other machines are never touched. **Trigger** with *Dry run* to read in the log what it would do.
+
+### What the tasks do
+| task | what it does |
+|---|---|
+| `reap` | asks Airflow which runs are over; stops their servers, breaks their leases, one log line each |
+
+### What the colour means
+**Green**: nothing is left that should not be, whether or not there was something to clear away. **Red**: a server could
+not be stopped, or nobody could be asked (Airflow, the container engine, the cluster).
+
+### When it is red
+| failed task | look at | then |
+|---|---|---|
+| `reap` | its log names the server, its process and why it lives on | end it by hand; the next run sees that it is gone |
+
+Without Airflow: `python -m include.capacity reap --dry-run`.
+"""

@@ -1,8 +1,9 @@
 """Starting, watching and stopping model servers; one module a kind, all following one protocol.
 
 ``start(model_key, model, owner, folder)`` gives a :class:`~include.capacity.servers.base.Handle`
-of a server that is ready; ``stop``, ``alive`` and ``tail`` take it. A new kind is a module with
-these four functions, a line in ``KINDS``, and its settings in ``config.py``.
+of a server that is ready; ``stop``, ``alive``, ``tail`` and ``running`` take it; ``owned(folder)`` lists
+what runs. A new kind is a module with these six functions, a line in ``KINDS``, and its settings in
+``config.py``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What every kind of server can do, and what is known of one that runs.
 
-A kind is a module with four functions (:class:`ServerKind`). A started server is described by a
+A kind is a module with six functions (:class:`ServerKind`). A started server is described by a
 :class:`Handle`: plain data, so that it passes from the task that starts a server to those that load
 and stop it, and lies in a state file for whoever must clean up. It never holds a secret, only the
 name of the environment variable that does.
@@ -12,9 +12,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
 
 from include.capacity.config import Model
+
+if TYPE_CHECKING:
+    from include.capacity.servers.state import ServerState
 
 PROJECT = Path(__file__).parents[3]
 STATE_ENV = "CAPACITY_STATE"
@@ -119,6 +122,23 @@ class ServerKind(Protocol):
 
     def tail(self, handle: Handle, lines: int = 40) -> str:
         """The last lines of its log, without the API key; empty if there is none."""
+
+    def running(self, handle: Handle) -> int | None:
+        """How many processes (containers, pods) of this server run.
+
+        ``None`` where that cannot be told: on another machine than its own, and for endpoints. The
+        reaper and the next start on its accelerator ask. Errors: ServerError if those who know it (a
+        container engine, a cluster) do not answer.
+        """
+
+    def owned(self, folder: Path) -> list[ServerState]:
+        """Running servers of this kind as the marks they carry tell of them, whatever the state files say.
+
+        So that the reaper also finds what no state file names (any more). Only servers started with their
+        state file somewhere below ``folder``: others are another installation's. Each has the ``owner`` and
+        accelerator it was started for, and a handle with ``server_id`` that ``stop`` takes. Empty where
+        this kind is not used. Errors: as :meth:`running`.
+        """
 
 
 def state_folder() -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
+import uuid
 from pathlib import Path
 
 import httpx
@@ -15,7 +15,7 @@ from include.capacity.servers.key import api_key
 from include.capacity.servers.process import endpoints_of
 from include.capacity.servers.ready import wait_until_ready
 from include.capacity.servers.stack import endpoint_stack, redact_text
-from include.capacity.servers.state import READY, ServerState, process_identity, state_file, write_state
+from include.capacity.servers.state import READY, ServerState, forget, started_here, state_file, write_state
 
 log = logging.getLogger(__name__)
 
@@ -63,26 +63,16 @@ def start(
         simulated=stack["simulated"],
         clock_scale=stack["time_scale"] or 1.0,
         stack=stack,
+        server_id=uuid.uuid4().hex,
         state=str(state_file(folder, model_key)),
     )
-    starter_pid, starter_started_at = process_identity()
-    state = ServerState(
-        status=READY,
-        owner=owner,
-        accelerator=model.accelerator,
-        starter_pid=starter_pid,
-        starter_started_at=starter_started_at,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        handle=handle,
-    )
-    write_state(Path(str(handle.state)), state)
+    write_state(Path(str(handle.state)), started_here(handle, owner, model.accelerator, READY))
     return handle
 
 
 def stop(handle: Handle) -> None:
     """Forget it; the server itself is left alone."""
-    if handle.state:
-        Path(handle.state).unlink(missing_ok=True)
+    forget(handle)
 
 
 def alive(handle: Handle) -> bool:
@@ -101,3 +91,13 @@ def alive(handle: Handle) -> bool:
 def tail(handle: Handle, lines: int = 40) -> str:  # noqa: ARG001 - the protocol's
     """Nothing: its log is somebody else's."""
     return ""
+
+
+def running(handle: Handle) -> None:  # noqa: ARG001 - the protocol's
+    """Unknown: it is somebody else's."""
+    return
+
+
+def owned(folder: Path) -> list[ServerState]:  # noqa: ARG001 - the protocol's
+    """None: we start none."""
+    return []

@@ -141,6 +141,12 @@ class Lease:
                 self.path.unlink()
             return reason
 
+    def why_stale(self) -> str | None:
+        """Why it may be broken; ``None`` if it may not (or there is none)."""
+        with self._locked():
+            held = self._read()
+            return self._stale(held) if held else None
+
     def _mine(self, held: Held) -> bool:
         return (held.holder, held.model) == (self.holder, self.model)
 

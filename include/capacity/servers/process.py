@@ -25,7 +25,6 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +34,16 @@ from include.capacity.config import Model, ProcessServer
 from include.capacity.errors import ConfigError, ServerDied, ServerError
 from include.capacity.results.store import safe_name
 from include.capacity.servers import stack as stacks
-from include.capacity.servers.base import PROJECT, Handle, Owner, RunIsOver, run_name
+from include.capacity.servers.base import PROJECT, Handle, Owner, RunIsOver
 from include.capacity.servers.key import api_key
 from include.capacity.servers.ready import wait_until_ready
+from include.capacity.servers.stale import clear_accelerator
 from include.capacity.servers.state import (
     READY,
-    STARTING,
     ServerState,
-    process_identity,
-    read_states,
-    run_over,
+    forget,
     same_process,
+    started_here,
     state_file,
     this_host,
     write_state,
@@ -54,7 +52,7 @@ from include.capacity.servers.state import (
 log = logging.getLogger(__name__)
 
 ID_ENV = "CAPACITY_SERVER_ID"
-"""Marks every process of a server; so do CAPACITY_RUN_ID, _DAG_ID, _MODEL and _ACCELERATOR, for people."""
+"""Marks every process of a server; :func:`marks` has the others."""
 
 KILL_PATIENCE_S = 20.0
 KEEP_LOGS = 10
@@ -133,8 +131,7 @@ def stop(handle: Handle) -> None:
     if left := members(handle):
         raise ServerError(f"{handle.model}: could not be stopped: {', '.join(map(_named, left))} live on")
     _wait_for(handle.server_id)
-    if handle.state:
-        Path(handle.state).unlink(missing_ok=True)
+    forget(handle)
     took = time.monotonic() - began
     log.info("%s: %s", handle.model, f"stopped in {took:.1f} s" if found else "was gone already")
 
@@ -151,6 +148,16 @@ def tail(handle: Handle, lines: int = 40) -> str:
     if not handle.log:
         return ""
     return log_tail(Path(handle.log), lines, _key_if_set(handle.api_key_env))
+
+
+def running(handle: Handle) -> int | None:
+    """How many of its processes run; ``None`` on another machine."""
+    return len(members(handle)) if handle.host == this_host() else None
+
+
+def owned(folder: Path) -> list[ServerState]:
+    """Servers of this kind whose processes carry our mark; see :class:`ServerKind`."""
+    return marked("process", folder)
 
 
 # -- the command
@@ -238,16 +245,7 @@ def launch(
         state=str(state_file(folder, model_key)),
         stop_timeout_s=launched.stop_timeout_s,
     )
-    starter_pid, starter_started_at = process_identity()
-    state = ServerState(
-        status=STARTING,
-        owner=owner,
-        accelerator=model.accelerator,
-        starter_pid=starter_pid,
-        starter_started_at=starter_started_at,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        handle=handle,
-    )
+    state = started_here(handle, owner, model.accelerator)
     values = {
         "source": model.source,
         "served_name": model.served_name,
@@ -255,13 +253,7 @@ def launch(
         "host": launched.host,
         "port": str(port),
     }
-    env = server_env(os.environ, launched.env, key) | {
-        ID_ENV: server_id,
-        "CAPACITY_RUN_ID": owner["run_id"],
-        "CAPACITY_DAG_ID": owner.get("dag_id") or "",
-        "CAPACITY_MODEL": model_key,
-        "CAPACITY_ACCELERATOR": model.accelerator,
-    }
+    env = server_env(os.environ, launched.env, key) | marks(state)
     _remove_old_logs(folder, model_key)
     write_state(Path(str(handle.state)), state)
     try:
@@ -289,46 +281,6 @@ def launch(
         raise
     log.info("%s: ready at %s, pid %s, log %s", model_key, handle.url, handle.pid, handle.log)
     return handle
-
-
-def clear_accelerator(
-    model_key: str, accelerator: str, owner: Owner, folder: Path, run_is_over: RunIsOver | None
-) -> None:
-    """Stop what is left of an earlier server on this accelerator; ServerError if it is in use."""
-    for state in read_states(folder.resolve().parent, "*/"):
-        handle = state.handle
-        if state.accelerator != accelerator or handle.host != this_host():
-            continue
-        left = members(handle)
-        reason = why_stale(state, model_key, owner, run_is_over)
-        if left and reason is None:
-            raise ServerError(
-                f"{model_key}: accelerator {accelerator!r} is occupied by the {handle.describe()},"
-                f" of run {run_name(state.owner)!r} since {state.created_at}"
-            )
-        if left:
-            log.warning(
-                "%s: stopping the %s of run %s: %s",
-                *(model_key, handle.describe(), run_name(state.owner), reason),
-            )
-        stop(handle)
-
-
-def why_stale(
-    state: ServerState, model_key: str | None, owner: Owner | None, run_is_over: RunIsOver | None
-) -> str | None:
-    """Why a server may be stopped by others than its run; ``None`` if it may not.
-
-    ``model_key`` and ``owner`` are of the server to be started, if one is.
-    """
-    if owner and run_name(state.owner) == run_name(owner) and state.handle.model == model_key:
-        return "left by an earlier try of this run"
-    starter = (state.starter_pid, state.starter_started_at)
-    if run_over(state.owner, state.handle.host, starter, run_is_over):
-        return "its run is over"
-    if state.status == STARTING and same_process(*starter) is None:
-        return "half-started by a task that is gone"
-    return None
 
 
 def check_port(host: str, port: int, model_key: str) -> int:
@@ -456,6 +408,73 @@ def members(handle: Handle) -> list[psutil.Process]:
     return [process for process in found.values() if _runs(process)]
 
 
+def marks(state: ServerState) -> dict[str, str]:
+    """What the environment of a server's processes says about whose they are; :func:`marked` reads it."""
+    return {
+        ID_ENV: state.handle.server_id,
+        "CAPACITY_KIND": state.handle.kind,
+        "CAPACITY_RUN_ID": state.owner["run_id"],
+        "CAPACITY_DAG_ID": state.owner.get("dag_id") or "",
+        "CAPACITY_MODEL": state.owner["model"],
+        "CAPACITY_ACCELERATOR": state.accelerator,
+        "CAPACITY_STATE_FILE": str(state.handle.state),
+        "CAPACITY_LOG": str(state.handle.log),
+        "CAPACITY_STARTER": f"{state.starter_pid} {state.starter_started_at} {state.starter_host}",
+        "CAPACITY_STARTED": state.created_at,
+    }
+
+
+def marked(kind: str, folder: Path) -> list[ServerState]:
+    """Servers of a kind as the environments of running processes tell of them, one each."""
+    found: dict[str, ServerState] = {}
+    for process in psutil.process_iter():
+        try:
+            env = process.environ()
+            if env.get("CAPACITY_KIND") != kind or not _runs(process):
+                continue
+            started_at = process.create_time()
+        except (psutil.Error, OSError):  # ended, not ours to look at, or a kernel thread
+            continue
+        state = _from_marks(env)
+        if state is None or not Path(str(state.handle.state)).is_relative_to(folder.resolve()):
+            continue
+        known = found.setdefault(state.handle.server_id, state)
+        if known.handle.pid_started_at is None or started_at < known.handle.pid_started_at:
+            known.handle.pid, known.handle.pid_started_at = process.pid, started_at
+    return list(found.values())
+
+
+def _from_marks(env: Mapping[str, str]) -> ServerState | None:
+    """The server that an environment tells of; ``None`` if its marks are not those that we make."""
+    try:
+        pid, started_at, host = env["CAPACITY_STARTER"].split(" ", 2)
+        owner: Owner = {"run_id": env["CAPACITY_RUN_ID"], "model": env["CAPACITY_MODEL"]}
+        if env["CAPACITY_DAG_ID"]:
+            owner["dag_id"] = env["CAPACITY_DAG_ID"]
+        return ServerState(
+            status=READY,
+            owner=owner,
+            accelerator=env["CAPACITY_ACCELERATOR"],
+            starter_pid=int(pid),
+            starter_started_at=float(started_at),
+            starter_host=host,
+            created_at=env["CAPACITY_STARTED"],
+            handle=Handle(
+                kind=env["CAPACITY_KIND"],
+                model=env["CAPACITY_MODEL"],
+                url="",
+                metrics_url="",
+                served_name="",
+                server_id=env[ID_ENV],
+                host=this_host(),
+                state=env["CAPACITY_STATE_FILE"],
+                log=env["CAPACITY_LOG"],
+            ),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
 def _marked(process: psutil.Process, handle: Handle) -> bool:
     """Whether a process carries the server's id, or writes to its log."""
     if not handle.server_id:
@@ -465,7 +484,7 @@ def _marked(process: psutil.Process, handle: Handle) -> bool:
             return True
     except (psutil.Error, OSError):  # ended, not ours to look at, or a kernel thread
         pass
-    return any(_output(process.pid, number) == handle.log for number in (1, 2))
+    return bool(handle.log) and any(_output(process.pid, number) == handle.log for number in (1, 2))
 
 
 def _output(pid: int, number: int) -> str | None:

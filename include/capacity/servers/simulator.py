@@ -10,6 +10,7 @@ from include.capacity.errors import ConfigError
 from include.capacity.servers import process
 from include.capacity.servers.base import Handle, Owner, RunIsOver
 from include.capacity.servers.stack import digest
+from include.capacity.servers.state import ServerState
 
 STOP_TIMEOUT_S = 10.0
 
@@ -55,6 +56,12 @@ def start(
     return handle
 
 
+def owned(folder: Path) -> list[ServerState]:
+    """Simulators whose processes carry our mark; see :class:`ServerKind`."""
+    return process.marked("simulator", folder)
+
+
 stop = process.stop
 alive = process.alive
 tail = process.tail
+running = process.running

@@ -14,6 +14,7 @@ import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import psutil
 
 from include.capacity.errors import DataError
 from include.capacity.results.store import safe_name
-from include.capacity.servers.base import Handle, Owner, RunIsOver, run_name, state_folder
+from include.capacity.servers.base import Handle, Owner, state_folder
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,23 @@ class ServerState:
     created_at: str
     """UTC, ISO 8601."""
     handle: Handle
+    starter_host: str = ""
+    """The machine of that process; empty: unknown."""
+
+
+def started_here(handle: Handle, owner: Owner, accelerator: str, status: str = STARTING) -> ServerState:
+    """The state of a server that this process starts now."""
+    pid, started_at = process_identity()
+    return ServerState(
+        status=status,
+        owner=owner,
+        accelerator=accelerator,
+        starter_pid=pid,
+        starter_started_at=started_at,
+        starter_host=this_host(),
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        handle=handle,
+    )
 
 
 def write_state(path: Path, state: ServerState) -> None:
@@ -65,6 +83,21 @@ def write_state(path: Path, state: ServerState) -> None:
 def state_file(folder: Path, model_key: str) -> Path:
     """Where the state of a model's server is kept."""
     return folder.resolve() / f"{safe_name(model_key)}{SUFFIX}"
+
+
+def forget(handle: Handle) -> None:
+    """Remove the state file of a server that is gone; one that tells of a later server stays."""
+    if not handle.state:
+        return
+    path = Path(handle.state)
+    try:
+        if read_state(path).handle.server_id != handle.server_id:
+            return
+    except FileNotFoundError:
+        return
+    except DataError as error:
+        log.error("%s", error)
+    path.unlink(missing_ok=True)
 
 
 def read_states(folder: Path, pattern: str = "") -> list[ServerState]:
@@ -121,14 +154,3 @@ def same_process(pid: int | None, started_at: float | None) -> psutil.Process | 
         return None if process.status() == psutil.STATUS_ZOMBIE else process
     except psutil.NoSuchProcess:
         return None
-
-
-def run_over(owner: Owner, host: str, starter: tuple[int, float], run_is_over: RunIsOver | None) -> bool:
-    """Whether the run a server or lease belongs to has ended.
-
-    A run with a ``dag_id`` is asked about with ``run_is_over`` and counts as running where nobody can
-    tell; one without lasts as long as the process that started it.
-    """
-    if owner.get("dag_id"):
-        return run_is_over is not None and run_is_over(run_name(owner))
-    return host == this_host() and same_process(*starter) is None
