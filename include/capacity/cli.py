@@ -34,7 +34,8 @@ from include.capacity.config import (
 )
 from include.capacity.errors import CapacityError, ConfigError, DataError
 from include.capacity.results.store import FolderStore
-from include.capacity.results.sweepdir import SweepDir, finite
+from include.capacity.results.plain import finite
+from include.capacity.results.sweepdir import SweepDir
 from include.capacity.words import EXPORTABLE
 
 OK, NO = 0, 3

@@ -11,6 +11,7 @@
     │   └── RequestRefused   the server calls our requests wrong (400, 401, 404, ...)
     ├── NoLimit              the data were read and judged, and carry no limit             exit 3
     └── PublishError         the object store refused or lost something                    exit 3
+        └── WriteConflict    somebody else changed the object since it was read
 
 Messages name the file or object, the key, the value found and what was expected.
 """
@@ -56,3 +57,7 @@ class NoLimit(CapacityError):
 
 class PublishError(CapacityError):
     """The object store refused or lost something."""
+
+
+class WriteConflict(PublishError):
+    """Somebody else changed the object since it was read; nothing was written."""

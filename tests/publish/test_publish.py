@@ -15,7 +15,6 @@ import pytest
 from include.capacity.errors import PublishError
 from include.capacity.publish.publish import (
     check,
-    last_comparable,
     publish_run,
     read_history,
     read_latest,
@@ -144,6 +143,7 @@ def test_failed_model_keeps_its_last_good_entry(source: FolderStore, target: Fol
         "at": "2026-12-01T05:00:00+00:00",
         "status": "rejected",
         "reason": "the proof was rejected: it drifted",
+        "change": None,
     }
     assert done["moved"] == []
     assert done["kept"][0]["reason"] == "the proof was rejected: it drifted"
@@ -162,6 +162,50 @@ def test_model_that_could_not_be_served_keeps_its_entry(source: FolderStore, tar
     assert (limits["steady"]["run_id"], limits["sprinter"]["run_id"]) == ("r2", "r1")
     assert limits["sprinter"]["last_attempt"]["reason"] == "out of memory"
     assert limits["steady"]["last_attempt"] is None
+
+
+def test_two_runs_that_publish_at_once_keep_both_entries(
+    source: FolderStore, target: FolderStore, tmp_path: Path
+) -> None:
+    steady = small_sweep(source, "steady", [limit_entry("steady", "interactive", 24)])
+    sprinter = small_sweep(source, "sprinter", [limit_entry("sprinter", "interactive", 11)])
+
+    class Slow(FolderStore):
+        """Another run publishes between our reading and our writing of latest/limits.json, twice."""
+
+        others = 2
+
+        def write_if(self, key: str, data: bytes, version: str | None) -> None:
+            if key == "latest/limits.json" and self.others:
+                self.others -= 1
+                publish_run(target, f"other{self.others}", {"sprinter": sprinter}, promote=True, now=NIGHT)
+            super().write_if(key, data, version)
+
+    done = publish_run(Slow(tmp_path / "target"), "r1", {"steady": steady}, promote=True, now=NIGHT)
+
+    assert done["conditional"] is True
+    assert [move["limit"] for move in done["moved"]] == [24]
+    assert [(entry["model"], entry["run_id"]) for entry in (read_latest(target) or {})["limits"]] == [
+        ("sprinter", "other0"),
+        ("steady", "r1"),
+    ]
+
+
+def test_a_run_published_again_later_does_not_turn_a_limit_back(
+    source: FolderStore, target: FolderStore
+) -> None:
+    def night(limit: int, day: int) -> SweepDir:
+        when = f"2026-11-{day:02d}T01:00:00+00:00"
+        entry = limit_entry("steady", "interactive", limit)
+        return small_sweep(source, "steady", [entry], created_at=when)
+
+    old, new = night(24, 20), night(20, 30)
+    publish_run(target, "old", {"steady": old}, promote=True, now=NIGHT)
+    publish_run(target, "new", {"steady": new}, promote=True, now=NIGHT)
+    done = publish_run(target, "old", {"steady": old}, promote=True, now=NIGHT + timedelta(hours=1))
+    assert done["kept"][0]["reason"] == "run new measured it later, at 2026-11-30T01:00:00+00:00"
+    (entry,) = (read_latest(target) or {})["limits"]
+    assert (entry["limit"], entry["run_id"], entry["last_attempt"]) == (20, "new", None)
 
 
 def test_without_promote_latest_stays(source: FolderStore, target: FolderStore, fleet_page: SweepDir) -> None:
@@ -384,18 +428,6 @@ def test_missing_limits_are_named(source: FolderStore, target: FolderStore) -> N
     ):
         publish_run(target, "r1", {"m": sweep}, now=NIGHT)
     assert target.keys() == []
-
-
-def test_history_gives_the_last_comparable_limit(source: FolderStore, target: FolderStore) -> None:
-    for night, (limit, status) in enumerate([(24, "proven"), (22, "proven"), (None, "rejected")]):
-        sweep = small_sweep(source, "steady", [limit_entry("steady", "interactive", limit, status)])
-        publish_run(target, f"r{night}", {"steady": sweep}, now=NIGHT + timedelta(days=night))
-    history = read_history(target)
-    assert [entry["run_id"] for entry in history] == ["r0", "r1", "r2"]
-    found = last_comparable(history, "steady", {"interactive": "cmp-steady-interactive"}, before_run="r2")
-    assert (found["interactive"]["limit"], found["interactive"]["run_id"]) == (22, "r1")
-    assert last_comparable(history, "steady", {"interactive": "other"}, before_run="r2") == {}
-    assert [entry["run_id"] for entry in read_history(target, newest=1)] == ["r2"]
 
 
 def test_documents_match_their_schemas(source: FolderStore, target: FolderStore) -> None:

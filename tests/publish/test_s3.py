@@ -17,7 +17,7 @@ import pytest
 from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
-from include.capacity.errors import ConfigError, PublishError
+from include.capacity.errors import ConfigError, PublishError, WriteConflict
 from include.capacity.publish.publish import publish_run, read_latest, verify_manifest
 from include.capacity.results.store import MULTIPART_FROM_BYTES, FolderStore, S3Store, open_store
 from include.capacity.results.sweepdir import SweepDir
@@ -136,6 +136,33 @@ def test_content_types(server: str, request: pytest.FixtureRequest, tmp_path: Pa
     assert type_of(f"{prefix}/steady/figures/interactive-latency.svg") == "image/svg+xml"
     assert type_of(f"{prefix}/steady/figures/interactive-latency.png") == "image/png"
     assert type_of(f"{prefix}/steady/requests.parquet") == "application/vnd.apache.parquet"
+
+
+def test_an_object_that_somebody_else_changed_is_not_replaced(moto: str) -> None:
+    store = open_store("s3://capacity/conditions", client_for(moto))
+    store.write_if("a.json", b"1", None)
+    with pytest.raises(WriteConflict, match=r"conditions/a\.json: changed by another run"):
+        store.write_if("a.json", b"2", None)
+    _, version = store.read_version("a.json")
+    store.write_if("a.json", b"2", version)
+    with pytest.raises(WriteConflict):
+        store.write_if("a.json", b"3", version)
+    assert store.conditional("a.json") is True
+    assert store.read("a.json") == b"2"
+    store.delete("a.json")
+    store.delete("a.json")
+    with pytest.raises(WriteConflict, match="removed by another run"):
+        store.write_if("a.json", b"3", version)
+
+
+def test_a_store_that_ignores_conditions_is_told_from_one_that_keeps_them(
+    nanio: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store("s3://capacity/ignores", client_for(nanio))
+    sweeps, page = small(tmp_path)
+    assert publish_run(store, "r1", sweeps, page, promote=True)["conditional"] is False
+    assert "ignores conditional writes: of two runs that publish at the same moment" in caplog.text
+    verify_manifest(store, "runs/r1/1")
 
 
 def test_large_bodies_go_up_in_parts(moto: str) -> None:

@@ -313,42 +313,16 @@ def test_choice_needs_two_proven_limits_on_one_accelerator(models: list[ModelDat
 # -- what changed
 
 
-def before(limit: int, first_fail: int, **more: Any) -> dict[str, Any]:
-    return {
-        "limit": limit,
-        "status": "proven",
-        "bracket": [limit, first_fail],
-        "comparison_id": "cmp",
-        "stack_id": "st-1",
-        "run_id": "r0",
-        **more,
-    }
-
-
-@pytest.mark.parametrize(
-    ("entry", "sentence"),
-    [
-        (
-            before(40, 42, stack_id="st-0"),
-            "interactive: the limit fell from 40 to 22 (−45 %) since run r0, with a changed stack.",
-        ),
-        (
-            before(11, 12),
-            "interactive: the limit rose from 11 to 22 (+100 %) since run r0, with the same stack.",
-        ),
-        (
-            before(23, 25),
-            "interactive: 23 then, 22 now: the brackets overlap, so no change can be claimed since run r0.",
-        ),
-    ],
-)
-def test_changes(entry: dict[str, Any], sentence: str) -> None:
-    assert changes(steady(), {"interactive": entry}) == [sentence]
-
-
-def test_other_comparison_is_no_change() -> None:
-    assert changes(steady(), {"interactive": before(40, 42, comparison_id="other")}) == []
-    assert changes(steady(), {}) == []
+def test_changes_are_told_as_they_were_found() -> None:
+    model = steady()
+    assert changes(model) is None  # nobody compared
+    model.compared = True
+    model.limits[0]["change"] = {"verdict": "fell", "sentence": "interactive: the limit fell from 40 to 22."}
+    assert changes(model) == ["interactive: the limit fell from 40 to 22."]
+    model.limits[0]["change"] = None
+    assert changes(model) == ["interactive: this run gives no limit that could be compared."]
+    model.limits[0]["measured"] = "shared"
+    assert changes(model) == []
 
 
 # -- what to do

@@ -6,15 +6,18 @@ import html
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 from scipy import stats
 
 from include.capacity.errors import DataError
+from include.capacity.flow.sweep import compare
+from include.capacity.publish.documents import check
 from include.capacity.report.build import build_fleet_report, build_model_report, markdown_text
 from include.capacity.report.data import binomial_bounds, curve_of, judged_steps, read_model
-from include.capacity.report.figures import model_drawings
+from include.capacity.report.figures import fleet_drawings, model_drawings
 from include.capacity.report.words import percent, rate, seconds
 from include.capacity.results.store import FolderStore
 from include.capacity.results.sweepdir import SweepDir
@@ -51,12 +54,60 @@ def test_changes_have_their_place_when_history_is_given(built: Built, tmp_path: 
         sweep.write(name, built.sweeps["steady"].read(name))
     limit = built.models["steady"].limit("interactive")
     assert limit is not None
-    previous = {**limit, "limit": 4 * limit["limit"], "run_id": "r0", "stack_id": "other"}
-    previous["bracket"] = [previous["limit"], previous["limit"] + 4]
-    build_model_report(sweep, {"interactive": previous})
+    old = {**limit, "limit": 4 * limit["limit"], "bracket": [4 * limit["limit"], 5 * limit["limit"]]}
+    old["evidence"] = {**limit["evidence"], "concurrency": old["limit"]}
+    compare(sweep, history_of(old, stack={"engine": "simulator", "version": "0.0"}))
+    build_model_report(sweep)
     page = sweep.read("report.html").decode()
     assert re.findall(r"<h2 [^>]*>(.*?)</h2>", page) == [*ORDER[:3], "What changed", *ORDER[3:]]
-    assert f"the limit fell from {4 * limit['limit']} to {limit['limit']} (−75 %) since run r0" in plain(page)
+    assert (
+        f"the limit fell from {4 * limit['limit']} to {limit['limit']} (−75 %) after run r0 (the evidence is "
+        "strong); the stack has changed: version 0.0 -> 0.1; profile (none) -> steady; "
+        "max num seqs (none) -> 24." in plain(page)
+    )
+    check(sweep.read_json("limits.json"), "limits", "limits.json")
+
+
+def history_of(*limits: dict[str, Any], stack: dict[str, Any]) -> list[dict[str, Any]]:
+    """Earlier runs r0, r1 ... of the model steady, one a night."""
+    return [
+        {
+            "run_id": f"r{at}",
+            "published_at": f"2026-11-{1 + at:02d}T05:00:00+00:00",
+            "models": {
+                "steady": {
+                    "measured_at": f"2026-11-{1 + at:02d}T01:00:00+00:00",
+                    "stack_id": "other",
+                    "stack": stack,
+                    "limits": [limit],
+                }
+            },
+        }
+        for at, limit in enumerate(limits)
+    ]
+
+
+def test_limits_over_time(built: Built) -> None:
+    limit = built.models["steady"].limit("interactive")
+    assert limit is not None
+    nights = [
+        {**limit, "limit": 12, "bracket": [12, 13]},
+        {**limit, "limit": 10, "bracket": [10, 11], "status": "lower_bound"},
+        {**limit, "limit": None, "status": "no_passing_step", "bracket": [None, 1], "failing": None},
+        {**limit, "limit": None, "status": "rejected", "bracket": [None, None]},
+        {**limit, "deadline_s": 1.0},
+    ]
+    drawings = fleet_drawings(list(built.models.values()), history_of(*nights, stack={}))
+    assert [drawing.name for drawing in drawings] == [
+        "fleet-interactive",
+        "history-interactive",
+        "fleet-batch",
+    ]
+    assert drawings[1].caption == (
+        f"steady: {limit['limit']} in this run, 10 to 12 in the 2 comparable before it. Hollow markers are "
+        "lower bounds; a cross at 0 is a run in which no step passed."
+    )
+    assert "Nov" in "".join(ET.fromstring(drawings[1].svg).itertext())
 
 
 @pytest.mark.parametrize("model", ["steady", "sprinter"])

@@ -1,6 +1,6 @@
 """One model's sweep as a sequence of stages over a sweep directory.
 
-    open_sweep ──▶ measure, measure, ... ──▶ judge (steps, quality, limits) ──▶ report
+    open_sweep ──▶ measure, measure, ... ──▶ judge (steps, quality, limits) ──▶ compare ──▶ report
 
 Each stage reads files and writes files, so each can be run again alone, and limits can be computed
 again from old measurements. The command line and the Airflow tasks call the same functions.
@@ -19,6 +19,7 @@ import pandas as pd
 
 from include.capacity.config import Accelerator, Model, ServiceClass, StepBounds, validate
 from include.capacity.errors import DataError, ServerError
+from include.capacity.limits.changes import change, comparable
 from include.capacity.limits.compute import compute_limits, judged_classes
 from include.capacity.limits.evidence import ROWS_NEEDED, Evidence, decider, evidence_of
 from include.capacity.limits.identity import comparison_id, stack_id
@@ -250,6 +251,19 @@ def limits(sweep: SweepDir, classes: Mapping[str, ServiceClass] | None = None) -
     result = compute_limits(data, found, sweep.steps(), quality, classes=classes)
     if classes is None:
         sweep.write_json("limits.json", result)
+    return result
+
+
+def compare(sweep: SweepDir, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Fill in what changed since the runs of the history; writes ``limits.json`` and returns it."""
+    data, result = sweep.read_json("sweep.json"), sweep.read_json("limits.json")
+    about = {"run_id": data["run_id"], "measured_at": data["created_at"], "stack": data["stack"]}
+    for entry in result["limits"]:
+        now = {**entry, **about}
+        if entry["measured"] == "alone" and entry["comparison_id"] is not None:
+            entry["change"] = change(comparable(history, now, data["model"]), now)
+    result["compared"] = True
+    sweep.write_json("limits.json", result)
     return result
 
 

@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 
 from include.capacity import servers
 from include.capacity.config import Fleet, Model, load_fleet, slug
-from include.capacity.errors import CapacityError, NoLimit, ServerError
+from include.capacity.errors import CapacityError, NoLimit, PublishError, ServerError
 from include.capacity.flow import sweep as stages
 from include.capacity.flow.connection import s3_client
 from include.capacity.flow.params import apply, parse_params
@@ -331,11 +331,28 @@ def log_findings(quality: Mapping[str, Any]) -> int:
 
 
 def limits(run: Run, model: str) -> list[dict[str, Any]]:
-    """Compute the model's limits; returns one small entry per class."""
-    result = stages.limits(run.sweep(model))
+    """Compute the model's limits and what changed; returns one small entry per class."""
+    sweep = run.sweep(model)
+    result = stages.limits(sweep)
+    history = read_history(run, model)
+    if history is not None:
+        result = stages.compare(sweep, history)
     for item in result["limits"]:
         log.info("%s %s: %s (%s): %s", model, item["class"], item["limit"], item["status"], item["claim"])
     return [{key: item[key] for key in ("class", "limit", "status")} for item in result["limits"]]
+
+
+def read_history(run: Run, model: str | None = None) -> list[dict[str, Any]] | None:
+    """The runs before; None if they cannot be read, which the report of ``model`` says and costs no limit."""
+    from include.capacity.publish import history
+
+    try:
+        return history.read_history(run.store)
+    except PublishError as error:
+        log.warning("nothing is compared with earlier runs: %s", error)
+        if model is not None:
+            stages.record_problem(run.sweep(model), "comparison with earlier runs", error)
+        return None
 
 
 def report(run: Run, model: str) -> str:
@@ -352,7 +369,7 @@ def fleet_report(run: Run) -> str:
     sweeps = measured(run)
     out = SweepDir(run.store, f"work/{run.key}")
     about = {"run_id": run.key, "fleet": run.fleet.fleet, "failed": unserved(run)}
-    build_fleet_report(sweeps, out, run=about)
+    build_fleet_report(sweeps, out, run=about, history=read_history(run) or [])
     return out.url
 
 
@@ -370,6 +387,7 @@ def publish(run: Run) -> dict[str, Any]:
         own_classes=run.own_classes,
         failed=unserved(run),
         valid_for_s=run.fleet.publish.valid_for_s,
+        scheduled_at=run.scheduled_at,
     )
 
 

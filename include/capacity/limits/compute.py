@@ -323,6 +323,7 @@ def _alone(sweep: _Sweep, problem: Problem, name: str, evidence: Sequence[Eviden
         entry |= {"status": status, "reason": reason, "claim": without_limit(status, reason)}
         entry["bracket"] = [None, lowest_fail]
         entry["first_failing"] = lowest_fail
+        entry["failing"] = _failing(used, proofs, lowest_fail, service)
         entry["server_bound_by"] = _server_bound(used, lowest_fail)
         return entry
 
@@ -343,6 +344,7 @@ def _alone(sweep: _Sweep, problem: Problem, name: str, evidence: Sequence[Eviden
         "server_bound_by": _server_bound(used, above),
         "evidence": _evidence(at, service),
     }
+    entry["failing"] = _failing(used, proofs, entry["first_failing"], service)
     if not stopped:
         entry["reason"] = (
             "the search was cut short (budget or interruption)" if cut else f"the steps ended at {limit}"
@@ -380,6 +382,7 @@ def _entry(sweep: _Sweep, model: str, name: str, service: ServiceClass, measured
         "server_bound_by": "unknown",
         "bracket": [None, None],
         "first_failing": None,
+        "failing": None,
         "operating_range": None,
         "confidence": 1 - ALPHA,
         "deadline_s": service.deadline_s,
@@ -388,6 +391,7 @@ def _entry(sweep: _Sweep, model: str, name: str, service: ServiceClass, measured
             latency: {"at_most_s": objective.at_most_s, "share": objective.share}
             for latency, objective in objectives(service)
         },
+        "cap_at_latency_knee": service.cap_at_latency_knee,
         "rule": service.rule,
         "workload": service.workload.name,
         "comparison_id": (sweep.about.get("comparison_ids") or {}).get(name),
@@ -398,6 +402,7 @@ def _entry(sweep: _Sweep, model: str, name: str, service: ServiceClass, measured
         "claim": "",
         "flags": [flag for flag in sweep.flags if flag.startswith(f"{name}: ")],
         "best_estimate": None,
+        "change": None,
         "evidence": None,
         "knees": None,
     }
@@ -513,6 +518,35 @@ def _evidence(level: Level, service: ServiceClass) -> dict[str, Any]:
         "ttft_p95_s": last.ttft_p95_s,
         "stop_reason": last.stop_reason,
         "steps": [e.key for e in level.steps],
+    }
+
+
+def _failing(
+    used: Sequence[Evidence], proofs: Sequence[Level], n: int | None, service: ServiceClass
+) -> dict[str, Any] | None:
+    """The counts behind the first provable failure; None without one, or if all there is is a crash."""
+    asked = share(service) is not None
+    for level in proofs:
+        if level.concurrency == n and level.state is State.FAIL and level.attempted:
+            return _counted(
+                n, level.attempted, level.completed, level.met if asked else None, level.n_effective
+            )
+    there = [e for e in used if e.concurrency == n and e.state == State.FAIL and e.attempted]
+    if n is None or not there:
+        return None
+    e = max(there, key=lambda e: e.attempted)
+    return _counted(n, e.attempted, e.completed, e.met if asked else None, e.n_effective)
+
+
+def _counted(
+    concurrency: int, n: int, completed: int, met: int | None, effective: float | None
+) -> dict[str, Any]:
+    return {
+        "concurrency": concurrency,
+        "n": n,
+        "completed": completed,
+        "objective_met": met,
+        "n_effective": effective,
     }
 
 

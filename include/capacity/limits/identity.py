@@ -16,8 +16,12 @@ from include.capacity.config import Accelerator, ServiceClass
 
 
 def stack_id(stack: Mapping[str, Any]) -> str:
-    """12 hex digits over the stack's canonical JSON (sorted keys, so order does not matter)."""
-    return _digest(stack)
+    """12 hex digits over the stack's canonical JSON (sorted keys, so order does not matter).
+
+    Without ``observed``, which holds what differs a little at every start (the size of the KV cache): one
+    stack started twice is one stack.
+    """
+    return _digest({key: value for key, value in stack.items() if key != "observed"})
 
 
 def comparison_id(model: str, name: str, service_class: ServiceClass, accelerator: Accelerator) -> str:

@@ -268,37 +268,22 @@ def classes_of(models: Sequence[ModelData]) -> list[str]:
     return list(dict.fromkeys(name for model in models for name, _ in model.traffic if name))
 
 
-def changes(data: ModelData, previous: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What changed since the last comparable run.
+def changes(data: ModelData) -> list[str] | None:
+    """What changed since the comparable runs before, and to what it is attributed; None if nobody compared.
 
-    ``previous`` maps a class to its entry of that run (``limit``, ``bracket``, ``run_id``, ``stack_id``,
-    ``comparison_id``). A difference is only called one when the brackets do not overlap.
+    The sentences are those of :mod:`limits.changes`, which decides what a change is.
     """
+    if not data.compared:
+        return None
     found = []
-    for service_class, before in previous.items():
-        now = data.limit(service_class)
-        mine = (data.sweep.get("comparison_ids") or {}).get(service_class)
-        if (
-            not exportable(now)
-            or not exportable(before)
-            or now is None
-            or mine != before.get("comparison_id")
-        ):
+    for entry in data.limits:
+        if entry.get("measured") == "shared":
             continue
-        old, new = float(before["limit"]), float(now["limit"])
-        since = f"since run {text(before.get('run_id'))}"
-        if not _apart(now, before):
-            found.append(
-                f"{service_class}: {number(old)} then, {number(new)} now: the brackets overlap, "
-                f"so no change can be claimed {since}."
-            )
-            continue
-        verb = "fell" if new < old else "rose"
-        same = data.sweep.get("stack_id") == before.get("stack_id")
-        cause = "with the same stack" if same else "with a changed stack"
+        change = entry.get("change")
         found.append(
-            f"{service_class}: the limit {verb} from {number(old)} to {number(new)} "
-            f"({'+' if new > old else '−'}{percent(abs(new - old) / old)}) {since}, {cause}."
+            text(change["sentence"])
+            if change
+            else f"{text(entry.get('class'))}: this run gives no limit that could be compared."
         )
     return found
 

@@ -66,6 +66,8 @@ class ModelData:
     limits: list[dict[str, Any]] = field(default_factory=list)
     saturation: list[dict[str, Any]] = field(default_factory=list)
     quality: dict[str, Any] | None = None
+    compared: bool = False
+    """Whether the limits were compared with the runs before."""
 
     @property
     def simulated(self) -> bool:
@@ -122,6 +124,7 @@ def read_model(sweep: SweepDir) -> ModelData:
         limits=[entry for entry in limits.get("limits") or [] if isinstance(entry, dict)],
         saturation=[entry for entry in limits.get("saturation") or [] if isinstance(entry, dict)],
         quality=quality,
+        compared=bool(limits.get("compared")),
     )
     if about.get("source") == "imported":
         _name_workloads(data)

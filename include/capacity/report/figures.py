@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from html import escape
 from typing import Any
 
@@ -18,9 +19,11 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
+from include.capacity.limits.changes import CHANGED, changes, comparable
 from include.capacity.report.conclusions import (
     peak_sentences,
     server_sentences,
@@ -31,11 +34,13 @@ from include.capacity.report.data import FAILURES, Frame, ModelData, bracket_of,
 from include.capacity.report.style import FAINT, GREEN, INK, LINES, OUTCOME_BARS, RC, VERMILION
 from include.capacity.report.words import OUTCOME_WORDS, count, join, number, percent, rate, seconds
 from include.capacity.results.store import safe_name
-from include.capacity.words import Outcome
+from include.capacity.words import LimitStatus, Outcome
 
 WIDTH, HEIGHT = 6.6, 3.3
 """Inches."""
 PNG_DPI = 144
+SHOWN_RUNS = 60
+"""Two months of nights."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +77,22 @@ def model_drawings(data: ModelData) -> list[Drawing]:
     return found
 
 
-def fleet_drawings(models: Sequence[ModelData]) -> list[Drawing]:
-    """Completed requests per second against concurrency, one figure per class."""
+def fleet_drawings(models: Sequence[ModelData], history: Sequence[Mapping[str, Any]] = ()) -> list[Drawing]:
+    """Per class completed requests per second against concurrency, and the limits over time."""
     found = []
     classes = dict.fromkeys(traffic for model in models for traffic in model.traffic)
     for service_class, series in classes:
+        stem = "-".join(safe_name(part) for part in (service_class or "all", series) if part)
         with mpl.rc_context(RC):
-            drawn = _fleet(models, service_class, series)
-        if drawn is not None:
-            figure, title, caption = drawn
-            stem = "-".join(safe_name(part) for part in (service_class or "all", series) if part)
-            heading = f"{service_class}: {title}"
-            found.append(finished(figure, f"fleet-{stem}", heading, caption, (service_class, series)))
+            figures = {
+                f"fleet-{stem}": _fleet(models, service_class, series),
+                f"history-{stem}": _over_time(models, history, service_class, series),
+            }
+        for name, drawn in figures.items():
+            if drawn is not None:
+                figure, title, caption = drawn
+                heading = f"{service_class}: {title}"
+                found.append(finished(figure, name, heading, caption, (service_class, series)))
     return found
 
 
@@ -458,6 +467,77 @@ def _fleet(models: Sequence[ModelData], service_class: str, series: str) -> Draw
     _legend(figure)
     sentences.append("Rings mark the limits; beyond a ring nothing was proven.")
     return figure, "completed requests per second against requests in flight", " ".join(sentences)
+
+
+def _over_time(
+    models: Sequence[ModelData], history: Sequence[Mapping[str, Any]], service_class: str, series: str
+) -> Drawn:
+    """The limits of this run after those of the runs it may be compared with."""
+    lines = {}
+    for model in models:
+        limit = model.limit(service_class, series)
+        if limit is None or limit.get("measured") != "alone":
+            continue
+        now = {
+            **limit,
+            "run_id": text(model.sweep.get("run_id")),
+            "measured_at": text(model.sweep.get("created_at")),
+            "stack_id": model.sweep.get("stack_id"),
+            "stack": model.sweep.get("stack"),
+        }
+        if before := comparable(history, now, model.name):
+            runs = [*before, now]
+            lines[model.name] = list(zip(runs, changes(runs), strict=True))[-SHOWN_RUNS:]
+    if not lines:
+        return None
+    figure, (axes,) = _figure(1)
+    sentences = []
+    for at, (name, line) in enumerate(lines.items()):
+        sentences.append(_one_over_time(axes, name, line, LINES[at % len(LINES)]))
+    axes.set_ylabel("limit, requests in flight")
+    axes.set_ylim(bottom=0, top=1.25 * max(axes.get_ylim()[1], 1.0))
+    locator = AutoDateLocator(minticks=2, maxticks=8)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    axes.margins(x=0.06)
+    _legend(figure)
+    sentences.append("Hollow markers are lower bounds; a cross at 0 is a run in which no step passed.")
+    return figure, "limits over time", " ".join(sentences)
+
+
+def _one_over_time(
+    axes: Axes, name: str, runs: list[tuple[Mapping[str, Any], dict[str, Any] | None]], style: dict[str, Any]
+) -> str:
+    """Draw one model's limits; returns what to see in them."""
+    when = [date2num(datetime.fromisoformat(run["measured_at"])) for run, _ in runs]
+    values = np.array([np.nan if run["limit"] is None else float(run["limit"]) for run, _ in runs])
+    axes.plot(when, values, label=_legend_text(name), drawstyle="default", **style)
+    for at, value, (run, change) in zip(when, values, runs, strict=True):
+        if np.isnan(value):
+            if run["status"] == LimitStatus.NO_PASSING_STEP:
+                axes.plot([at], [0], "x", color=style["color"], ms=7, mew=1.6, clip_on=False, zorder=4)
+            continue
+        if run["status"] == LimitStatus.LOWER_BOUND:
+            axes.plot([at], [value], marker=style["marker"], color=style["color"], mfc="white", zorder=3)
+        if change and change["verdict"] in CHANGED and change["was"]:
+            share = (value - change["was"]) / change["was"]
+            axes.annotate(
+                f"{'+' if share > 0 else '−'}{percent(abs(share))}",
+                (at, value),
+                xytext=(0, 9),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+                color=INK,
+            )
+    earlier = values[:-1][~np.isnan(values[:-1])]
+    last = "no limit" if np.isnan(values[-1]) else number(values[-1])
+    if not len(earlier):
+        return f"{name}: {last} in this run, and no limit in {number(len(runs) - 1)} before."
+    span = number(earlier.min())
+    if earlier.min() < earlier.max():
+        span = f"{number(earlier.min())} to {number(earlier.max())}"
+    return f"{name}: {last} in this run, {span} in the {number(len(earlier))} comparable before it."
 
 
 # -- parts of figures

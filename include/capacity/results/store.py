@@ -3,12 +3,19 @@
 Keys are relative, ``/``-separated and never user-given text as such (see :func:`safe_name`). A write
 replaces one object whole or leaves the old one: by rename in a folder, by PUT (or a completed multipart
 upload) in S3. Failures are :class:`PublishError`, naming the object and what to do about it.
-"""
+
+**Two writers.** What several runs change is written with :meth:`Store.write_if`: only if the object is
+still the version that was read, else :class:`WriteConflict`. In a folder a lock makes it so, in S3 the
+conditions ``If-Match`` and ``If-None-Match``. An S3 look-alike that does not know these conditions either
+says so or ignores them; :meth:`Store.conditional` finds out which, and then two runs that publish in the
+same moment can lose one's change."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
+import logging
 import mimetypes
 import os
 import re
@@ -18,7 +25,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from include.capacity.errors import ConfigError, PublishError
+from include.capacity.errors import ConfigError, PublishError, WriteConflict
+
+log = logging.getLogger(__name__)
 
 CONTENT_TYPES = {
     ".parquet": "application/vnd.apache.parquet",
@@ -55,6 +64,12 @@ REFUSED = frozenset(
 """S3 error codes that mean: these credentials may not do this."""
 
 
+CONFLICTS = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict", "409"})
+"""S3 error codes that mean: the object is not what the condition says."""
+NO_CONDITIONS = frozenset({"NotImplemented", "501"})
+"""... this server knows no conditions."""
+
+
 class Store(Protocol):
     """A flat space of immutable-or-replaced-whole objects."""
 
@@ -72,28 +87,49 @@ class Store(Protocol):
     def exists(self, key: str) -> bool:
         """Whether there is such an object."""
 
+    def delete(self, key: str) -> None:
+        """Remove the object; nothing happens if there is none."""
 
-def open_store(url: str, s3_client: Callable[[], Any] | None = None) -> Store:
+    def read_version(self, key: str) -> tuple[bytes, str]:
+        """(bytes, a mark of this version); FileNotFoundError if there is none."""
+
+    def write_if(self, key: str, data: bytes, version: str | None) -> None:
+        """Replace the object whole if it still is ``version`` (None: there is none), else WriteConflict."""
+
+    def conditional(self, key: str) -> bool:
+        """Whether ``write_if`` keeps its word; ``key``: an object that exists, which is left as it is."""
+
+
+def open_store(
+    url: str,
+    s3_client: Callable[[], Any] | None = None,
+    *,
+    sse: str | None = None,
+    sse_kms_key_id: str | None = None,
+) -> Store:
     """A store for ``file:///path``, a plain path, or ``s3://bucket/prefix``.
 
     ``s3_client`` makes the boto3 client (from an Airflow connection); without one, boto3's own
-    configuration (environment, profile) is used. Server-side encryption is asked for in the URL:
-    ``s3://bucket/prefix?sse=AES256`` or ``?sse=aws:kms&sse_kms_key_id=KEY``. ConfigError if the URL is
-    none of these.
+    configuration (environment, profile) is used. Server-side encryption: ``sse`` (AES256, aws:kms or
+    aws:kms:dsse) and the key's id, or in the URL, which goes before: ``s3://bucket/prefix?sse=AES256``.
+    ConfigError if the URL is none of these.
     """
     parts = urlsplit(url)
     if parts.scheme == "s3":
         if not parts.netloc:
             raise ConfigError(f"{url!r}: expected s3://bucket/prefix, found no bucket")
-        return S3Store(parts.netloc, parts.path.strip("/"), s3_client, **_encryption(url, parts.query))
+        asked = _encryption(url, parts.query) or {"sse": sse, "sse_kms_key_id": sse_kms_key_id}
+        return S3Store(parts.netloc, parts.path.strip("/"), s3_client, **asked)
     if parts.scheme in ("", "file"):
         return FolderStore(Path(unquote(parts.path) if parts.scheme else url))
     raise ConfigError(f"{url!r}: expected file:///path or s3://bucket/prefix")
 
 
-def _encryption(url: str, query: str) -> dict[str, str]:
+def _encryption(url: str, query: str) -> dict[str, str | None]:
     """The encryption that a URL's query asks for; ConfigError for anything else in it."""
-    found = {key: values[-1] for key, values in parse_qs(query, keep_blank_values=True).items()}
+    found: dict[str, str | None] = {
+        key: values[-1] for key, values in parse_qs(query, keep_blank_values=True).items()
+    }
     if unknown := sorted(set(found) - {"sse", "sse_kms_key_id"}):
         raise ConfigError(f"{url!r}: unknown {unknown}; expected sse or sse_kms_key_id after the '?'")
     if "sse" in found and found["sse"] not in ("AES256", "aws:kms", "aws:kms:dsse"):
@@ -186,6 +222,35 @@ class FolderStore:
     def exists(self, key: str) -> bool:
         return self.path(key).is_file()
 
+    def delete(self, key: str) -> None:
+        path = self.path(key)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise PublishError(f"{path}: cannot be removed: {error.strerror or error}") from error
+
+    def read_version(self, key: str) -> tuple[bytes, str]:
+        data = self.read(key)
+        return data, hashlib.sha256(data).hexdigest()
+
+    def write_if(self, key: str, data: bytes, version: str | None) -> None:
+        path = self.path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = (path.parent / f"{PART}lock").open("w")
+        except OSError as error:
+            raise PublishError(f"{path}: cannot be written: {error.strerror or error}") from error
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            now = self.read_version(key)[1] if path.is_file() else None
+            if now != version:
+                raise WriteConflict(f"{path}: changed by another run since it was read")
+            self.write(key, data)
+
+    def conditional(self, key: str) -> bool:
+        del key
+        return True
+
 
 class S3Store:
     """Objects below a prefix of a bucket; retries with backoff are boto3's (configured by its client)."""
@@ -218,21 +283,62 @@ class S3Store:
         with self._explained(key):
             return self.client.get_object(Bucket=self.bucket, Key=self.prefix + key)["Body"].read()
 
+    def delete(self, key: str) -> None:
+        with self._explained(key):
+            self.client.delete_object(Bucket=self.bucket, Key=self.prefix + key)
+
+    def read_version(self, key: str) -> tuple[bytes, str]:
+        with self._explained(key):
+            answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + key)
+            return answer["Body"].read(), str(answer["ETag"])
+
+    def write_if(self, key: str, data: bytes, version: str | None) -> None:
+        condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
+        try:
+            with self._explained(key):
+                self._put(key, data, **condition)
+        except _NoConditions:
+            log.warning("%s knows no conditional writes; %s is replaced without", self.url, key)
+            self.write(key, data)
+        except FileNotFoundError as error:  # the version that was read is gone
+            raise WriteConflict(f"{self.url}/{key}: removed by another run since it was read") from error
+
+    def conditional(self, key: str) -> bool:
+        """Asked by writing the object's own bytes again on condition that there is none."""
+        data = self.read(key)
+        try:
+            with self._explained(key):
+                self._put(key, data, IfNoneMatch="*")
+        except WriteConflict:
+            return True
+        except _NoConditions:
+            return False
+        return False
+
     def write(self, key: str, data: bytes) -> None:
         with self._explained(key):
-            extra = {"ContentType": content_type(key), **self._extra}
-            where = {"Bucket": self.bucket, "Key": self.prefix + key}
             if len(data) < MULTIPART_FROM_BYTES:
-                self.client.put_object(**where, Body=data, **extra)
+                self._put(key, data)
             else:
                 from boto3.s3.transfer import TransferConfig
 
                 self.client.upload_fileobj(
                     io.BytesIO(data),
-                    **where,
-                    ExtraArgs=extra,
+                    Bucket=self.bucket,
+                    Key=self.prefix + key,
+                    ExtraArgs={"ContentType": content_type(key), **self._extra},
                     Config=TransferConfig(multipart_threshold=MULTIPART_FROM_BYTES, max_concurrency=4),
                 )
+
+    def _put(self, key: str, data: bytes, **condition: str) -> None:
+        self.client.put_object(
+            Bucket=self.bucket,
+            Key=self.prefix + key,
+            Body=data,
+            ContentType=content_type(key),
+            **self._extra,
+            **condition,
+        )
 
     def keys(self, prefix: str = "") -> list[str]:
         with self._explained(prefix):
@@ -252,6 +358,10 @@ class S3Store:
 
     def _explained(self, key: str) -> _Explained:
         return _Explained(f"s3://{self.bucket}/{self.prefix}{key}")
+
+
+class _NoConditions(PublishError):
+    """This server says that it knows no conditional writes."""
 
 
 class _Explained:
@@ -278,6 +388,10 @@ class _Explained:
             code = str(error.response.get("Error", {}).get("Code", ""))
             if code in ("NoSuchKey", "404", "NotFound"):
                 raise FileNotFoundError(self.url) from error
+            if code in CONFLICTS:
+                raise WriteConflict(f"{self.url}: changed by another run since it was read") from error
+            if code in NO_CONDITIONS:
+                raise _NoConditions(f"{self.url}: not known to the object store: {error}") from error
             if code == "NoSuchBucket":
                 raise PublishError(f"{self.url}: the bucket does not exist; create it first") from error
             if code in REFUSED:

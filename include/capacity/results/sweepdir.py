@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from include.capacity.errors import DataError
+from include.capacity.results.plain import finite
 from include.capacity.results.schema import METRIC_SCHEMA, REQUEST_SCHEMA, Facts
 from include.capacity.results.store import Store
 
@@ -156,19 +156,6 @@ class SweepDir:
             return pd.read_csv(io.BytesIO(self.read("steps.csv")))
         except ValueError as error:  # pandas' own parsing errors, and bytes that are not UTF-8
             raise DataError(f"{self.url}/steps.csv: not a CSV table: {error}") from error
-
-
-def finite(data: Any) -> Any:
-    """``data`` with every NaN or infinite number replaced by None, and numpy scalars by Python's."""
-    if isinstance(data, dict):
-        return {str(key): finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [finite(value) for value in data]
-    if hasattr(data, "item") and not isinstance(data, str | bytes):
-        data = data.item()
-    if isinstance(data, float) and not math.isfinite(data):
-        return None
-    return data
 
 
 def _parquet(table: pa.Table) -> bytes:
