@@ -33,8 +33,8 @@ from include.capacity.config import (
     validate,
 )
 from include.capacity.errors import CapacityError, ConfigError, DataError
-from include.capacity.results.store import FolderStore
 from include.capacity.results.plain import finite
+from include.capacity.results.store import FolderStore
 from include.capacity.results.sweepdir import SweepDir
 from include.capacity.words import EXPORTABLE
 

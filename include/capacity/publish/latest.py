@@ -18,8 +18,8 @@ from typing import Any
 
 from include.capacity.errors import PublishError, WriteConflict
 from include.capacity.publish.documents import SCHEMA, age_s, as_json, check, stamp
-from include.capacity.results.store import Store, safe_name
 from include.capacity.results.plain import finite
+from include.capacity.results.store import Store, safe_name
 from include.capacity.words import EXPORTABLE, LimitStatus
 
 log = logging.getLogger(__name__)

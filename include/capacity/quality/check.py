@@ -16,8 +16,8 @@ import pandas as pd
 
 from include.capacity.quality.checks import CHECKS, Check
 from include.capacity.quality.measures import measure
-from include.capacity.results.steps import derive_steps
 from include.capacity.results.plain import finite
+from include.capacity.results.steps import derive_steps
 from include.capacity.results.sweepdir import SweepDir
 from include.capacity.words import Phase, Severity
 
