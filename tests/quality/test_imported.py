@@ -51,6 +51,21 @@ def plateau(
     return rows
 
 
+def tails(*levels: tuple[int, float]) -> list[dict[str, Any]]:
+    """(concurrency, p99) at the same throughput; nothing else is known."""
+    return [{**row, "concurrency": n, "e2e_p50_s": None, "e2e_p99_s": p99_s}
+            for (n, p99_s), row in zip(levels, plateau(*range(1, len(levels) + 1)), strict=True)]  # fmt: skip
+
+
+def medians(*steps: tuple[int, int, float]) -> list[dict[str, Any]]:
+    """(concurrency, requests, median latency) of answers whose p99 is three times their median."""
+    return [
+        closed(concurrency=n, attempted=k, completed=k, request_per_s=n / s, output_tok_per_s=100 * n / s,
+               total_tok_per_s=500 * n / s, window_s=k * s / n, e2e_mean_s=None, e2e_p50_s=s, e2e_p99_s=3 * s)
+        for n, k, s in steps
+    ]  # fmt: skip
+
+
 def rates(served: list[float], latency_s: list[float], n: int = 1000) -> list[dict[str, Any]]:
     """An open loop at 2, 4, 8 ... requests a second."""
     rows = []
@@ -112,6 +127,18 @@ SCENES: dict[str, tuple[list[dict[str, Any]], list[set[tuple[str, str]]]]] = {
     "flat over flat": (plateau(500, 750, 1000), [REACHED] * 3),
     "flat, but one level after another": (plateau(500, 600), [NONE] * 2),
     "latency grows": (plateau(500, 750, 1000, growing=True), [NONE] * 3),
+    # One request after another: alone, p99 is 2.8 times the mean; in a queue of many it is near the mean.
+    "a serial server's tails": (tails((1, 2.8), (2, 4.2), (8, 10.5), (32, 36.0)), [NONE] * 4),
+    "tails that do not grow": (tails((64, 9.0), (128, 9.1), (256, 9.2)), [REACHED] * 3),
+    "medians within their scatter": (medians((1, 50, 2.0), (2, 50, 1.5)), [NONE] * 2),
+    "medians beyond their scatter": (
+        medians((1, 5000, 2.0), (2, 5000, 1.5)),
+        [{("latency_falls", "flag")}, NONE],
+    ),
+    "the drain of short runs": (
+        [{**row, "e2e_p99_s": 2.5 * row["e2e_p50_s"]} for row in plateau(500, 750)],
+        [NONE] * 2,
+    ),
     "arrivals set the rate": ([closed(request_rate=5.2)], [{("arrival_capped", "flag")}]),
     "arrivals do not": ([closed(request_rate=6.0)], [NONE]),
     "a replayed trace": (rates([3.8, 3.8, 3.7], [2.0, 2.1, 2.0]), [{("rate_without_effect", "reject")}] * 3),

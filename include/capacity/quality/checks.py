@@ -329,10 +329,10 @@ def _imported_checks() -> Iterable[Check]:
         "{little_allowed:.0%} had to be: the load never was what the step is called.", low=0,
     )  # fmt: skip
     yield _between(
-        "concurrency_reached", REJECT, "implied_share",
+        "concurrency_reached", REJECT, "implied_margin",
         "Throughput times latency hardly grew from concurrency {implied_from:g} on: at most "
         "{implied_share:.0%} of the plateau's nominal concurrency can have been in flight, whatever it is "
-        "called.", low=0.8,
+        "called.", low=0,
     )  # fmt: skip
     yield _between(
         "concurrency_exceeded", FLAG, "little_least",

@@ -9,7 +9,11 @@ else an upper bound from percentiles. Requests that failed held their slot too, 
 **Where only a throughput and a percentile are known**, the number in flight is known up to a factor (tokens
 per request). At a step it is at most the nominal N of a lower step times the ratio of X L; so flat latency
 over flat throughput means that the number in flight never changed, and no step of that plateau is shown to
-have been reached, the lowest included.
+have been reached, the lowest included. The drain at a run's end is allowed for as in Little's law, with ten
+requests a slot where their number is unknown. L is a mean or a median: waiting brings a median nearer to the
+mean and so errs on the mild side. A p99 does not grow as the mean does (where answers differ in length it is
+several times the mean while nobody waits, and near it once all wait), so with nothing else known only a
+product that did not grow at all from N to 2 N and beyond accuses.
 
 **Counts that cannot be the servers'**: unlike servers that complete, or were sent, the very same odd number
 of requests were paced by their common client.
@@ -24,14 +28,14 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from include.capacity.quality.statistics import UNLIKELY, USUAL_REQUESTS_PER_SLOT, scatter
+
 EFFECT = 0.2
 """Relative difference that matters, as for all checks."""
 SPAN = 1.5
 """Least ratio of two levels to compare."""
 SAME = 0.15
 """Relative difference within which two numbers in flight are the same (percentiles stand in for means)."""
-USUAL_REQUESTS_PER_SLOT = 10
-"""Assumed only to allow for the drain where nothing says how many requests there were."""
 USUAL_TIMEOUTS_S = (10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 600, 900, 1200, 1800, 3600)
 
 
@@ -88,33 +92,57 @@ def _little(steps: pd.DataFrame, latency_s: pd.Series, rate: pd.Series) -> None:
 def _implied(steps: pd.DataFrame, curve: pd.Series) -> None:
     """``implied_share``: largest share of N that can have been in flight, from lower steps of the curve.
 
-    Only where Little's law itself cannot be applied. All steps of a plateau that is shown not to have been
-    reached get its share: nothing tells which of their labels, if any, is true.
+    Only where Little's law cannot be applied, or to an upper bound of the mean latency alone. All steps of a
+    plateau that is shown not to have been reached get its share: nothing tells which of their labels, if any,
+    is true. ``implied_margin``: how far it is above what is allowed.
     """
     steps["implied_share"] = np.nan
     steps["implied_from"] = np.nan
+    steps["implied_margin"] = np.nan
+    loose = steps["little"].isna() | (steps["e2e_mean_s"].isna() & steps["e2e_estimate_s"].isna())
     for _, rows in steps.groupby(curve):
         rows = rows[rows["concurrency"] >= 1].sort_values("concurrency")
-        rate = _first_known(rows, ("request_per_s", "output_tok_per_s", "total_tok_per_s"))
+        rate = _first_known(rows, ("request_per_s", "total_tok_per_s", "output_tok_per_s"))
         latency_s = _first_known(rows, ("e2e_mean_s", "e2e_p50_s", "e2e_p99_s"))
         if rate is None or latency_s is None:
             continue
         n, in_flight = rows["concurrency"].to_numpy(float), (rate * latency_s).to_numpy(float)
-        unknown = rows["little"].isna().to_numpy()
+        unknown = loose[rows.index].to_numpy()
+        tail_only = latency_s.name == "e2e_p99_s"
+        allowed = 1 - EFFECT - _drain(rows).to_numpy(float)
+        noise = scatter(rows, str(latency_s.name))
         for high in range(len(rows)):
-            lower = np.flatnonzero((n * SPAN <= n[high]) & np.isfinite(in_flight) & unknown)
+            apart = 2 * n <= n[high] if tail_only else n * SPAN <= n[high]
+            lower = np.flatnonzero(apart & np.isfinite(in_flight) & unknown)
             if not unknown[high] or not len(lower) or not np.isfinite(in_flight[high]):
                 continue
-            shares = in_flight[high] / in_flight[lower] * n[lower] / n[high]
-            low = lower[int(np.argmin(shares))]
+            chance = np.exp(UNLIKELY * np.hypot(noise[high], noise[lower]))
+            growth = in_flight[high] / in_flight[lower] * chance
+            shares = growth * n[lower] / n[high]
+            short = 1 + EFFECT / 2 - growth if tail_only else allowed[high] - shares
+            margin, share = short.max(), shares.min()
             plateau = np.zeros(len(n), dtype=bool)
             plateau[high] = True
-            if shares.min() < 1 - EFFECT:
+            low = lower[int(np.argmax(short > 0))]  # the lowest that accuses
+            if margin > 0:
                 same = np.abs(in_flight / in_flight[high] - 1) <= SAME
                 plateau |= same & (n >= n[low]) & (n <= n[high]) & unknown
             for at in rows.index[plateau]:
-                if not steps.loc[at, "implied_share"] <= shares.min():
-                    steps.loc[at, ["implied_share", "implied_from"]] = [shares.min(), n[low]]
+                if not steps.loc[at, "implied_margin"] <= -margin:
+                    steps.loc[at, ["implied_share", "implied_from", "implied_margin"]] = [
+                        *(share, n[low], -margin)
+                    ]
+
+
+def _drain(rows: pd.DataFrame) -> pd.Series:
+    """Share of a run that its last answers may take while no others start: p99 / duration."""
+    mean_s = rows["e2e_mean_s"].fillna(_mean_at_most(rows, "e2e")).fillna(rows["e2e_p50_s"])
+    longest_s = rows["e2e_p99_s"].fillna(rows["e2e_p95_s"]).fillna(1.5 * mean_s)
+    per_slot = (rows["attempted"].fillna(rows["completed"]) / rows["concurrency"]).fillna(
+        USUAL_REQUESTS_PER_SLOT
+    )
+    window_s = rows["window_s"].fillna(per_slot * mean_s.fillna(longest_s))
+    return (longest_s / window_s).fillna(1 / USUAL_REQUESTS_PER_SLOT)
 
 
 def _first_known(rows: pd.DataFrame, names: tuple[str, ...]) -> pd.Series | None:

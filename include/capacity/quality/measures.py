@@ -346,19 +346,26 @@ class _Largest:
 
 
 def _falls_without_rows(steps: pd.DataFrame) -> None:
-    """Largest fall of a latency statistic towards a step of at least 1.5 times the concurrency."""
+    """Largest fall of a latency statistic towards a step of at least 1.5 times the concurrency.
+
+    Where the number of requests and a p99 are known, a fall within their scatter (one in a thousand) is none.
+    """
     concurrency, failing = _array(steps, "concurrency"), steps["is_failing"].to_numpy(bool)
     whole_s = steps["e2e_mean_s"].fillna(steps["e2e_estimate_s"]).fillna(steps["e2e_p50_s"]).to_numpy(float)
     falls = _Largest(len(steps))
     for _, curve in _curves(steps):
         for column in ("ttft_mean_s", "ttft_p50_s", "e2e_mean_s", "e2e_p50_s", "e2e_estimate_s"):
-            values = _array(steps, column)
+            values, scatter = _array(steps, column), st.scatter(steps, column)
             known = [row for row in curve["row"].tolist() if values[row] > 0 and not failing[row]]
             for low, high in itertools.permutations(known, 2):
                 if concurrency[high] >= 1.5 * concurrency[low]:
                     fall_s = values[low] - values[high]
                     if column.startswith("ttft") and fall_s < 0.1 * whole_s[low]:
                         continue  # a first token is a small part of the answer, and its scatter is unknown
+                    if np.log(values[low] / values[high]) < st.UNLIKELY * np.hypot(
+                        scatter[low], scatter[high]
+                    ):
+                        continue
                     called = column.removesuffix("_s").replace("_", " ").upper()
                     falls.keep(low, max(1 - values[high] / values[low], 0.0), called, concurrency[high])
     falls.write(steps, "falls")

@@ -23,6 +23,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -31,6 +32,10 @@ LEAST_COMPARED = 3
 """Fewest batches on each side of a comparison of two steps."""
 LEAST_IN_STEP = 5
 """Fewest batches to look for a trend or a start-up effect within a step."""
+UNLIKELY = 3.1
+"""Standard errors that chance exceeds once in a thousand times."""
+USUAL_REQUESTS_PER_SLOT = 10
+"""Assumed only where nothing says how many requests another tool's step had, to be fair to it."""
 FEW = 50
 """Up to this many values at a concurrency below 5 a batch is one value: batches would leave too few."""
 
@@ -151,3 +156,17 @@ def two_modes(values: Array) -> float:
     middle = ((logs > low.mean() + apart / 3) & (logs < high.mean() - apart / 3)).mean()
     ratio = math.exp(float(np.median(high) - np.median(low)))
     return ratio if apart >= 4 * spread and ratio >= 1.5 and middle <= 0.02 else 1.0
+
+
+def scatter(steps: pd.DataFrame, column: str) -> Array:
+    """Standard error of the logarithm of each step's mean or median of log-normal latencies; 0 if unknown.
+
+    For a step of which only summaries are known: their p50 and p99 tell the spread.
+    """
+    latency = column.partition("_")[0]
+    p50, p99 = (steps[f"{latency}_{p}_s"].where(lambda s: s > 0) for p in ("p50", "p99"))
+    n = steps["completed"].fillna(steps["attempted"])
+    n = n.where(n > 0).fillna(USUAL_REQUESTS_PER_SLOT * steps["concurrency"])
+    spread = (np.log(p99 / p50) / stats.norm.ppf(0.99)).clip(lower=0)
+    of_median = math.sqrt(math.pi / 2) if column.endswith("_p50_s") else 1.0
+    return (of_median * spread / np.sqrt(n)).fillna(0.0).to_numpy(float)
