@@ -84,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--model", required=True, help="served model name")
     sub.add_argument("--class", dest="service_class", required=True, help="service class of the fleet file")
     sub.add_argument("--concurrency", required=True, type=_ladder, help="steps, such as 1,2,4")
-    sub.add_argument("--out", required=True, type=Path, help="sweep directory to write")
+    sub.add_argument(
+        "--out", required=True, type=Path, help="sweep directory to write; an interrupted one goes on"
+    )
     sub.add_argument("--config", type=Path, help="fleet file (default: the one shipped)")
     sub.add_argument(
         "--find", action="store_true", help="search for the limit and prove it (default: exactly the steps)"
@@ -172,19 +174,17 @@ def sweep(options: argparse.Namespace) -> int:
         "--requests, --seconds",
     )
     out = SweepDir(FolderStore(options.out))
-    if out.exists("sweep.json"):
-        raise ConfigError(f"--out: {options.out} already holds a sweep; name a new directory")
     options.out.mkdir(parents=True, exist_ok=True)
+    stages.open_sweep(
+        out,
+        run_id=f"cli-{datetime.now(UTC):%Y%m%dt%H%M%Sz}",
+        model_key=options.model,
+        model=model,
+        accelerator=Accelerator(kind=options.accelerator),
+        bounds=bounds,
+    )
     handle = start(options.model, model, {"run_id": "cli", "model": options.model}, options.out / "server")
     try:
-        stages.open_sweep(
-            out,
-            run_id=f"cli-{datetime.now(UTC):%Y%m%dt%H%M%Sz}",
-            model_key=options.model,
-            model=model,
-            accelerator=Accelerator(kind=options.accelerator),
-            bounds=bounds,
-        )
         stages.record_stack(out, handle.stack, simulated=handle.simulated, clock_scale=handle.clock_scale)
         stages.run_all(out, target_of(handle), step_progress, alive=lambda: alive(handle))
     finally:

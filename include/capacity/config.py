@@ -190,6 +190,14 @@ class EndpointServer(Strict):
     api_key_env: str | None = None
     metrics_url: Url | None = None
     """Where its Prometheus metrics are, if not at ``<url>/metrics``."""
+    max_concurrency: Concurrency | None = None
+    """Ceiling: never more of our requests in flight. Steps above it are not measured."""
+    kill_switch: str | None = Field(None, min_length=1, max_length=4096)
+    """A file. While it exists, this endpoint is not loaded; looked for every second."""
+    quiet_s: float = Field(3.0, ge=0, le=3600)
+    """It must have been idle for so long, by its own metrics, before it is loaded (0: not asked)."""
+    quiet_patience_s: Seconds = 30
+    """How long to wait for that; then it is in use by others, and refused."""
     start_timeout_s: Seconds = 60
 
 
@@ -252,6 +260,20 @@ class Model(Strict):
     shared: bool = False
     """Also prove a pair of limits with both classes on the server at once."""
     gateway: Gateway = Gateway()
+
+    @property
+    def ceiling(self) -> int | None:
+        """Most of our requests that the server may ever have in flight; None: no bound of its own."""
+        return self.server.max_concurrency if isinstance(self.server, EndpointServer) else None
+
+    @model_validator(mode="after")
+    def _below_ceiling(self) -> Model:
+        for name, item in self.classes.items():
+            if self.ceiling is not None and self.mode == "exact" and item.ladder[0] > self.ceiling:
+                raise ValueError(
+                    f"classes.{name}.ladder: every step is above server.max_concurrency ({self.ceiling})"
+                )
+        return self
 
 
 class StepBounds(Strict):

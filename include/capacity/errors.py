@@ -8,7 +8,8 @@
     ├── ServerError          a model server could not be started, reached or kept alive    exit 3
     │   └── ServerDied       its process ended while it was needed
     ├── MeasurementError     a step could not be measured as specified                     exit 3
-    │   └── RequestRefused   the server calls our requests wrong (400, 401, 404, ...)
+    │   ├── RequestRefused   the server calls our requests wrong (400, 401, 404, ...)
+    │   └── LoadStopped      the server must not be loaded (any more): kill switch, ceiling, others on it
     ├── NoLimit              the data were read and judged, and carry no limit             exit 3
     └── PublishError         the object store refused or lost something                    exit 3
         └── WriteConflict    somebody else changed the object since it was read
@@ -49,6 +50,10 @@ class MeasurementError(CapacityError):
 
 class RequestRefused(MeasurementError):
     """The server calls our requests wrong (400, 401, 404, ...): a matter of configuration."""
+
+
+class LoadStopped(MeasurementError):
+    """The server must not be loaded (any more): kill switch, ceiling, others are using it."""
 
 
 class NoLimit(CapacityError):

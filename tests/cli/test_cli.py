@@ -164,16 +164,42 @@ def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     assert caught.value.code == 2
 
 
-def test_wrong_model_name_and_used_folder(
+def test_wrong_model_name_and_a_file_for_a_folder(
     url: str, swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "../<b>$(id)"
     assert main([*sweep_of(url, tmp_path / "out"), "--model", name]) == 3
     assert f"serves ['{MODEL}'], and no model named '{name}'" in capsys.readouterr().err
-    assert main(sweep_of(url, swept)) == 2
-    assert "already holds a sweep" in capsys.readouterr().err
     assert main(sweep_of(url, swept / "sweep.json")) == 3
     assert "sweep.json: File exists" in capsys.readouterr().err
+
+
+def test_an_interrupted_sweep_goes_on_and_another_is_refused(
+    url: str, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def began() -> str:
+        return json.loads((copy / f"steps/{STEP}.json").read_text())["started_at"]
+
+    sized = ["--requests", "60", "--seconds", "5"]
+    before, about = began(), json.loads((copy / "sweep.json").read_text())
+    assert main([*sweep_of(url, copy), *sized]) in (0, 3)
+    assert began() == before  # it is there: nothing was measured
+    (copy / f"steps/{STEP}.json").unlink()  # as if it had been interrupted before the step was whole
+    assert main([*sweep_of(url, copy), *sized]) in (0, 3)
+    assert began() > before
+    after = json.loads((copy / "sweep.json").read_text())
+    assert (after["run_id"], after["seed"]) == (about["run_id"], about["seed"])
+
+    capsys.readouterr()
+    assert main([*sweep_of(url, copy), "--requests", "61", "--seconds", "5"]) == 2
+    said = capsys.readouterr().err
+    assert "steps of a sweep that was asked for something else (bounds.prove_requests: 60, now 61" in said
+    after["stack"]["vllm_version"], after["stack_id"] = "another", "another"
+    (copy / "sweep.json").write_text(json.dumps(after))
+    assert main([*sweep_of(url, copy), *sized]) == 2
+    assert (
+        "is not the one its steps were measured on (vllm_version: 'another', now" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("to", ["", "file://tmp/x", "http://x/y", "s3:///x", "relative"])

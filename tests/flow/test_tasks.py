@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -9,10 +10,15 @@ import pytest
 import yaml
 
 from include.capacity.config import DEFAULT_FLEET
-from include.capacity.errors import ConfigError, NoLimit, PublishError, ServerError
+from include.capacity.errors import ConfigError, LoadStopped, NoLimit, PublishError, ServerError
+from include.capacity.flow import sweep as stages
 from include.capacity.flow import tasks
 from include.capacity.flow.tasks import NothingToDo, Run
+from include.capacity.limits.evidence import Evidence
+from include.capacity.results.schema import Facts
+from include.capacity.results.spec import StepSpec
 from include.capacity.servers.lease import Lease
+from include.capacity.words import Phase
 
 DUE = datetime(2026, 3, 1, 1, 0, tzinfo=UTC)
 
@@ -256,3 +262,174 @@ def test_an_endpoint_that_died_is_not_taken_for_a_crash_by_load(fleet_file: Path
         with pytest.raises(ServerError, match=r"http://127\.0\.0\.1:9 does not answer any more"):
             tasks.ladder_step(run, "steady", specs[0])
     assert run.sweep("steady").step_keys() == []
+
+
+# -- endpoints: kill switch and ceiling
+
+
+def endpoint_fleet(fleet_file: Path, **server: object) -> None:
+    data = yaml.safe_load(fleet_file.read_text())
+    data["models"]["steady"]["server"] = {"kind": "endpoint", "url": "http://127.0.0.1:9", **server}
+    fleet_file.write_text(yaml.safe_dump(data, sort_keys=False))
+
+
+def test_the_kill_switch_is_a_file_or_airflows_variable(fleet_file: Path, tmp_path: Path) -> None:
+    switch = tmp_path / "stop"
+    endpoint_fleet(fleet_file, kill_switch=str(switch))
+    named = ""
+    run = replace(a_run(), kill_switch=lambda: named)
+    asked = tasks._stop_asked(run, "steady")
+    assert asked is not None
+    assert asked() is None
+    for named in ("steady", "other, steady", "all"):
+        assert asked() == f"the Airflow variable capacity_kill_switch names {named.split()[-1]!r}"
+    named = "sprinter"
+    assert asked() is None
+    assert tasks._stop_asked(run, "sprinter") is None  # a server of our own is stopped by its run
+    switch.touch()
+    assert asked() == f"the file {switch} exists"
+    with pytest.raises(LoadStopped, match=f"steady: not loaded: kill switch: the file {switch} exists"):
+        tasks._start(run, "steady")
+
+
+def test_a_run_that_the_kill_switch_ended_is_red_with_the_reason(fleet_file: Path) -> None:
+    run = a_run()
+    tasks.plan(run, "steady")
+    stages.record_problem(
+        run.sweep("steady"), "prove interactive c=8", LoadStopped("aborted: kill switch: X")
+    )
+    with pytest.raises(NoLimit, match=r"tasks failed: steady\.prove.*; steady: .*aborted: kill switch: X"):
+        tasks.check_run(run, {"steady.prove[0]": "failed"})
+
+
+def test_steps_above_the_ceiling_are_shown_as_skipped(fleet_file: Path) -> None:
+    endpoint_fleet(fleet_file, max_concurrency=20)
+    run = a_run(classes=["interactive"])
+    specs = tasks.plan(run, "steady")
+    assert [tasks.label(spec) for spec in specs][2:] == [
+        f"scout interactive c={n}" for n in (8, 16, 20, 32, 48)
+    ]
+    with pytest.raises(NothingToDo, match="not measured: above the ceiling of 20"):
+        tasks.ladder_step(run, "steady", specs[-1])
+    with pytest.raises(LoadStopped, match="above the ceiling of 20"):  # whoever asks for it
+        stages.measure(run.sweep("steady"), StepSpec.from_json(specs[-1]), None)  # type: ignore[arg-type]  # not used
+
+
+def test_an_exact_ladder_wholly_above_the_ceiling_is_refused(fleet_file: Path) -> None:
+    endpoint_fleet(fleet_file, max_concurrency=2)
+    with pytest.raises(ConfigError, match=r"every step is above server.max_concurrency \(2\)"):
+        a_run(mode="exact", models=["steady"])
+
+
+# -- going on with an interrupted run
+
+
+@pytest.fixture
+def measured(fleet_file: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Steps that would be measured, by label; each leaves facts and evidence as a step does."""
+    labels: list[str] = []
+
+    def measure(run: Run, model: str, spec: StepSpec) -> dict[str, object]:
+        labels.append(spec.label)
+        sweep = run.sweep(model)
+        load = spec.loads[0]
+        found = Evidence(
+            key=spec.key,
+            service_class=load.service_class,
+            phase=spec.phase.value,
+            concurrency=load.concurrency,
+            repeat=spec.repeat,
+            planned=load.requests,
+            attempted=load.requests,
+            holds=True,
+            valid=load.concurrency != 16,  # this one comes out client-bound
+        )
+        sweep.write_json(f"evidence/{spec.key}.json", [found.to_json()])
+        sweep.write_step(spec.key, Facts(spec=spec.to_json(), started_at=f"{len(labels):04d}"), None)
+        return {}
+
+    monkeypatch.setattr(tasks, "_measure", measure)
+    return labels
+
+
+def test_a_run_planned_again_measures_only_what_is_missing(fleet_file: Path, measured: list[str]) -> None:
+    run = a_run(classes=["interactive"])
+    first = tasks.plan(run, "sprinter")
+    seed = run.sweep("sprinter").read_json("sweep.json")["seed"]
+    for spec in first[:4]:  # baseline, prime, 8, 16; then it was interrupted
+        tasks.ladder_step(run, "sprinter", spec)
+    measured.clear()
+
+    again = a_run(classes=["interactive"])
+    specs = tasks.plan(again, "sprinter")
+    assert specs == first
+    assert again.sweep("sprinter").read_json("sweep.json")["seed"] == seed
+    for spec in specs:
+        tasks.ladder_step(again, "sprinter", spec)
+    # A new server must be primed; what came out unusable is worth another try.
+    assert measured == [f"{phase} interactive c={n}" for phase, n in
+                        (("prime", 32), ("scout", 16), ("scout", 24), ("scout", 32))]  # fmt: skip
+    measured.clear()
+    tasks.ladder_step(again, "sprinter", specs[2])  # cleared by itself: somebody wants it measured again
+    assert measured == ["scout interactive c=8"]
+
+
+def test_a_planned_step_that_is_there_is_kept_too(fleet_file: Path, measured: list[str]) -> None:
+    """The slot remembers its step; here the unusable c=16 was measured once more under another number."""
+    run = a_run(classes=["interactive"])
+    for spec in tasks.plan(run, "sprinter"):
+        tasks.ladder_step(run, "sprinter", spec)
+    labels: list[str] = []
+    tasks.planned_step(run, "sprinter", Phase.SCOUT, 0, labels.append)
+    assert measured[-1] == "scout interactive c=16 #2"
+    sweep = run.sweep("sprinter")
+    key = "scout-interactive-c00016-r2"
+    found = [{**item, "valid": True} for item in sweep.read_json(f"evidence/{key}.json")]
+    sweep.write_json(f"evidence/{key}.json", found)
+    measured.clear()
+    tasks.plan(run, "sprinter")
+    tasks.planned_step(run, "sprinter", Phase.SCOUT, 0, labels.append)
+    assert measured == []
+    assert labels == ["scout interactive c=16 #2", "scout interactive c=16 #2 (kept)"]
+    tasks.planned_step(run, "sprinter", Phase.SCOUT, 0, labels.append)  # cleared by itself
+    assert measured == ["scout interactive c=16 #2"]
+
+
+def test_a_run_that_asks_for_something_else_by_now_is_refused(fleet_file: Path, measured: list[str]) -> None:
+    run = a_run(classes=["interactive"])
+    specs = tasks.plan(run, "sprinter")
+    wrong_file(fleet_file, "completion_floor: 0.99", "completion_floor: 0.98")
+    changed = a_run(classes=["interactive"])
+    tasks.plan(changed, "sprinter")  # nothing was measured yet: then it is asked for the new thing
+    assert (
+        changed.sweep("sprinter").read_json("sweep.json")["classes"]["interactive"]["completion_floor"]
+        == 0.98
+    )
+    tasks.ladder_step(changed, "sprinter", specs[2])
+    wrong_file(fleet_file, "completion_floor: 0.98", "completion_floor: 0.97")
+    told = r"holds 1 steps .*classes\.interactive\.completion_floor: 0\.98, now 0\.97\); ask for the same"
+    with pytest.raises(ConfigError, match=told):
+        tasks.plan(a_run(classes=["interactive"]), "sprinter")
+
+
+def test_results_of_two_stacks_are_not_mixed(fleet_file: Path, measured: list[str]) -> None:
+    run = a_run(classes=["interactive"])
+    specs, sweep = tasks.plan(run, "sprinter"), run.sweep("sprinter")
+    for version in ("0.32", "0.33"):  # before anything is measured the stack may change
+        stages.record_stack(sweep, {"vllm_version": version}, simulated=False, clock_scale=1.0)
+    tasks.ladder_step(run, "sprinter", specs[2])
+    stages.record_stack(
+        sweep, {"vllm_version": "0.33", "observed": {"kv": 7}}, simulated=False, clock_scale=1.0
+    )
+    with pytest.raises(ConfigError, match=r"vllm_version: '0\.33', now '0\.34'"):
+        stages.record_stack(sweep, {"vllm_version": "0.34"}, simulated=False, clock_scale=1.0)
+
+
+def test_a_problem_that_was_settled_is_told_no_more(fleet_file: Path) -> None:
+    run = a_run()
+    tasks.plan(run, "steady")
+    sweep = run.sweep("steady")
+    for stage in ("start_server", "scout interactive c=8"):
+        stages.record_problem(sweep, stage, ServerError("no"))
+    stages.settle_problem(sweep, "start_server")
+    assert sweep.read_json("sweep.json")["problems"] == [{"stage": "scout interactive c=8", "error": "no"}]

@@ -474,3 +474,11 @@ def test_the_table():
     )
     assert note.startswith("simulated")
     assert limits_table({"limits": []}) == "no limits"
+
+
+def test_a_limit_at_the_ceiling_of_an_endpoint_is_a_lower_bound_and_says_so() -> None:
+    asked = replace(grid(), ceiling=32)
+    entry = limit_of(asked, [step(16, PASS), step(32, PASS)], ceiling=32)
+    assert (entry["limit"], entry["status"], entry["bound_by"]) == (32, "lower_bound", "ceiling")
+    lower = limit_of(asked, [step(16, PASS), step(32, FAIL, completed=300)], ceiling=32)
+    assert (lower["limit"], lower["status"], lower["bound_by"]) == (16, "proven", "completion")

@@ -33,3 +33,7 @@ def test_what_may_be_compared():
         comparison_id("m", "interactive", service_class(), Accelerator(kind="H200", count=2)),
     }
     assert len(different | {same}) == 6
+
+
+def test_what_differs_from_start_to_start_is_no_part_of_the_stack() -> None:
+    assert stack_id({"a": 1, "observed": {"kv_cache_tokens": 5}}) == stack_id({"a": 1})

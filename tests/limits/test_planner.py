@@ -11,6 +11,7 @@ from include.capacity.limits.planner import (
     Problem,
     Search,
     SharedSearch,
+    above_ceiling,
     descent,
     estimate_s,
     instances,
@@ -642,6 +643,36 @@ def test_a_server_that_crashes():
     asked = Problem(model="m", classes={"batch": batch_class()})
     evidence, _ = sweep(asked, SlotServer(50, crash_at=40))
     assert Search(asked, "batch", evidence).proven() in (38, 39)
+
+
+# -- a ceiling
+
+
+def test_nothing_is_planned_above_the_ceiling_of_a_server_and_the_limit_is_a_lower_bound():
+    classes = {"interactive": service_class(ladder=LADDER), "batch": batch_class(ladder=LADDER)}
+    asked = Problem(model="m", classes=classes, shared=True, seed=7, ceiling=20)
+    specs = drive(asked, up_to(1000))
+    assert labels(specs, Phase.PRIME) == [20]
+    assert labels(specs, Phase.SCOUT) == [1, 4, 8, 16, 20]
+    assert labels(specs, Phase.PROVE) == [20]
+    assert max(sum(load.concurrency for load in spec.loads) for spec in specs) == 20
+    assert [sum(load.concurrency for load in spec.loads) for spec in specs if spec.phase is Phase.SHARED]
+
+
+def test_asked_for_steps_above_the_ceiling_are_skipped_with_the_reason():
+    data = {
+        "model": "m",
+        "classes": {"batch": batch_class(ladder=LADDER).model_dump(mode="json")},
+        "ceiling": 20,
+    }
+    above = above_ceiling(data)
+    assert [spec.label for spec in above] == ["scout batch c=32", "scout batch c=64"]
+    says = "not measured: above the ceiling of 20 (server.max_concurrency)"
+    assert [skip_reason(problem_of(data), spec, []) for spec in above] == [says, says]
+    assert above_ceiling({**data, "ceiling": None}) == []
+    assert [spec.label for spec in ladder_steps(problem_of({**data, "mode": "exact"}))] == [
+        f"grid batch c={n}" for n in (1, 4, 8, 16)
+    ]
 
 
 def test_two_classes_on_one_server():

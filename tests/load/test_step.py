@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import signal
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from include.capacity.config import Lengths, ServiceClass, StepBounds, Workload
-from include.capacity.errors import ConfigError, MeasurementError, RequestRefused
+from include.capacity.errors import ConfigError, LoadStopped, MeasurementError, RequestRefused
 from include.capacity.load import step as step_module
 from include.capacity.load.loop import Decide
 from include.capacity.load.progress import Snapshot
@@ -435,6 +436,46 @@ def test_a_server_that_is_not_idle_and_foreign_traffic_are_noted(monkeypatch: py
     peak = run.facts.server["foreign_running_peak"]
     assert peak is not None
     assert 1 < peak <= 9
+
+
+def test_somebody_elses_server_is_refused_while_it_serves_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_module, "IDLE_WAIT_S", 0.2)
+    with NullServer(FAST) as server, foreign_requests(server, 5):
+        with pytest.raises(
+            LoadStopped, match=r"not loaded: http://\S+ had 5 requests of others running or waiting"
+        ):
+            measured(server, theirs=True)
+        assert len(server.records) == 5
+    with NullServer(FAST) as server:
+        assert measured(server, theirs=True).facts.error is None
+
+
+def test_a_kill_switch_ends_the_load_at_once_and_nothing_is_kept() -> None:
+    with NullServer(Plan(ttft_s=60.0)) as server:
+
+        def switched() -> str | None:
+            return "the file /tmp/stop exists" if server.open == 4 else None
+
+        told = "prove interactive c=4: aborted, nothing of it is kept: kill switch: the file /tmp/stop exists"
+        with pytest.raises(LoadStopped, match=re.escape(told)):
+            measured(server, stop_asked=switched)
+        assert server.wait_for(lambda: server.open == 0)  # all four were given up, none waited for
+        assert len(server.records) == 4
+
+
+def test_a_kill_switch_that_is_on_lets_no_request_out() -> None:
+    with NullServer(FAST) as server:
+        with pytest.raises(LoadStopped, match="prove interactive c=4: not loaded: kill switch: maintenance"):
+            measured(server, stop_asked=lambda: "maintenance")
+        assert server.records == []
+
+
+def test_a_kill_switch_that_cannot_be_read_is_an_error() -> None:
+    def unreadable() -> str | None:
+        raise PermissionError("no permission")
+
+    with NullServer(FAST) as server, pytest.raises(PermissionError):
+        measured(server, stop_asked=unreadable)
 
 
 def test_too_few_descriptors_are_found_before_any_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,9 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -19,6 +21,7 @@ from include.capacity.errors import ConfigError, ServerError
 from include.capacity.servers import reap, state
 from include.capacity.servers.base import ServerKind
 from include.capacity.servers.lease import Lease, leases
+from include.capacity.servers.quiet import wait_until_quiet
 from tests.servers.conftest import processes_of
 
 MakeModel = Callable[..., Model]
@@ -80,6 +83,75 @@ def test_an_endpoint_that_does_not_answer_is_named(folder: Path, fake_model: Mak
         ServerError, match=r"fake: http://127.0.0.1:9: not ready after 1 s: waiting for /health"
     ):
         servers.start("fake", endpoint(fake_model(), "http://127.0.0.1:9", 1), OWNER, folder)
+
+
+@pytest.fixture
+def metrics() -> Iterator[tuple[str, list[str]]]:
+    """A metrics page, and what it says: one text after the other, the last one for ever."""
+    said: list[str] = []
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = (said.pop(0) if len(said) > 1 else said[0]).encode()
+            self.send_response(200 if body else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    page = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=page.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{page.server_address[1]}/metrics", said
+    page.shutdown()
+    page.server_close()
+
+
+def load_of(running: int, waiting: int) -> str:
+    lines = (f'vllm:num_requests_{name}{{engine="{engine}"}} {count / 2}\n' for engine in (0, 1)
+             for name, count in (("running", running), ("waiting", waiting)))  # fmt: skip
+    return "".join(lines)
+
+
+def test_an_endpoint_that_serves_others_is_refused(metrics: tuple[str, list[str]]) -> None:
+    url, said = metrics
+    # Light traffic has idle moments, which do not count.
+    said += [load_of(0, 0), load_of(2, 2), load_of(0, 0), load_of(4, 2), load_of(2, 0)]
+    told = r"in use by others: up to 6 requests running or waiting that are not ours, and never idle for 1 s"
+    with pytest.raises(ServerError, match=told):
+        wait_until_quiet(url, None, quiet_s=1.0, patience_s=1.2)
+
+
+def test_an_endpoint_that_falls_idle_is_taken_and_one_that_tells_nothing_is_not_claimed(
+    metrics: tuple[str, list[str]],
+) -> None:
+    url, said = metrics
+    said += [load_of(3, 0), load_of(0, 0)]
+    assert wait_until_quiet(url, None, quiet_s=0.3, patience_s=60) is True
+    for unknown in ("", "no_metrics_of_ours 1\n", "vllm:num_requests_running{ 1\n", "<html>"):
+        said[:] = [unknown]
+        assert wait_until_quiet(url, None, quiet_s=1.0, patience_s=60) is None
+    assert wait_until_quiet("http://127.0.0.1:9/metrics", None, quiet_s=1.0, patience_s=60) is None
+
+
+def test_whether_an_endpoint_is_quiet_is_asked_before_it_is_given(
+    folder: Path, fake_model: MakeModel, metrics: tuple[str, list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    url, said = metrics
+    said.append(load_of(2, 0))
+    theirs = servers.start("fake", fake_model(), OWNER, folder)
+    model = endpoint(fake_model(), theirs.url)
+    beside = folder.parent / "endpoint"
+    busy = model.server.model_copy(update={"metrics_url": url, "quiet_s": 0.1, "quiet_patience_s": 0.2})
+    with pytest.raises(ServerError, match=r"mine: http://\S+: in use by others: up to 2 requests"):
+        servers.start("mine", model.model_copy(update={"server": busy}), OWNER, beside)
+    assert servers.load(beside) is None
+    servers.start("mine", model, OWNER, beside)
+    assert "tells no metrics: whether others use it cannot be checked" in caplog.text
+    unasked = busy.model_copy(update={"quiet_s": 0.0})
+    servers.start("mine", model.model_copy(update={"server": unasked}), OWNER, beside)
+    servers.stop(theirs)
 
 
 # -- simulator

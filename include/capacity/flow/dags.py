@@ -13,6 +13,7 @@ skips when there is nothing left.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -26,14 +27,17 @@ from airflow.sdk import (
     PokeReturnValue,
     TaskGroup,
     TriggerRule,
+    Variable,
     get_current_context,
     task,
 )
-from airflow.sdk.exceptions import AirflowSkipException, DownstreamTasksSkipped
+from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException, DownstreamTasksSkipped
 
 from include.capacity.config import Fleet, Model, slug
 from include.capacity.flow.params import MOST_SECONDS_PER_STEP
 from include.capacity.words import Phase
+
+log = logging.getLogger(__name__)
 
 LIMITS = Asset("capacity_limits")
 """Published limits; no URI, for an ``s3://`` one would import the AWS provider with every DAG file."""
@@ -136,7 +140,19 @@ def _run() -> Any:
         conf=dict(run.conf or {}),
         scheduled_at=scheduled_at,
         is_over=lambda holder: is_over(holder, run.dag_id),
+        kill_switch=_kill_switch,
     )
+
+
+def _kill_switch() -> str:
+    """What Airflow's variable says; nothing, with a line in the log, while Airflow cannot be asked."""
+    from include.capacity.flow.tasks import KILL_SWITCH
+
+    try:
+        return str(Variable.get(KILL_SWITCH, default="") or "")
+    except AirflowRuntimeError as error:
+        log.warning("the variable %s cannot be read: %s", KILL_SWITCH, error)
+        return ""
 
 
 def is_over(holder: str, dag_id: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -18,24 +19,29 @@ from typing import Any
 import pandas as pd
 
 from include.capacity.config import Accelerator, Model, ServiceClass, StepBounds, validate
-from include.capacity.errors import DataError, ServerError
+from include.capacity.errors import ConfigError, DataError, LoadStopped, ServerError
 from include.capacity.limits.changes import change, comparable
 from include.capacity.limits.compute import compute_limits, judged_classes
 from include.capacity.limits.evidence import ROWS_NEEDED, Evidence, decider, evidence_of
 from include.capacity.limits.identity import comparison_id, stack_id
-from include.capacity.limits.planner import Problem, estimate_s, next_step, problem_of, step_s
+from include.capacity.limits.planner import Problem, estimate_s, next_step, over_ceiling, problem_of, step_s
 from include.capacity.load.progress import Progress
 from include.capacity.load.request import Target
 from include.capacity.load.step import run_step
 from include.capacity.quality.check import rejections
 from include.capacity.results.spec import StepSpec, step_seed
 from include.capacity.results.steps import derive_steps, steps_table
-from include.capacity.results.sweepdir import SweepDir
+from include.capacity.results.sweepdir import SweepDir, finite
 from include.capacity.words import Phase
 
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
+ASKED = (
+    *("model", "served_name", "server_kind", "accelerator", "classes", "bounds"),
+    *("mode", "repeats", "shared", "ceiling"),
+)
+"""What an interrupted sweep must have been asked for, too, to be gone on with."""
 JUDGED = frozenset({Phase.SCOUT, Phase.PROVE, Phase.GRID, Phase.SHARED, Phase.ANCHOR})
 """Phases whose steps are checked as soon as they are measured."""
 PACKAGES = ("httpx", "numpy", "pandas", "scipy", "great-expectations", "matplotlib")
@@ -53,7 +59,9 @@ def open_sweep(
 ) -> dict[str, Any]:
     """Write ``sweep.json``: what will be measured, with everything a later stage needs to know.
 
-    The stack is unknown until the server stands; :func:`record_stack` fills it in.
+    The stack is unknown until the server stands; :func:`record_stack` fills it in. A sweep that is there
+    already, and asks for the same, goes on: it keeps its run, its seed and what was measured. ConfigError if
+    it asks for something else and has measured already: results of two configurations make no limit.
     """
     data = {
         "schema": SCHEMA,
@@ -78,19 +86,62 @@ def open_sweep(
         "mode": model.mode,
         "repeats": model.repeats,
         "shared": model.shared,
+        "ceiling": model.ceiling,
         "gateway": model.gateway.model_dump(mode="json"),
         "created_at": (now or datetime.now(UTC)).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "seed": step_seed(run_id, model_key),
         "problems": [],
     }
+    if sweep.exists("sweep.json"):
+        data = _resumed(sweep, data)
     sweep.write_json("sweep.json", data)
     return data
 
 
+def _resumed(sweep: SweepDir, asked: dict[str, Any]) -> dict[str, Any]:
+    """The sweep that is there, if it asks for the same; what is ``asked``, if it has measured nothing yet."""
+    found = sweep.read_json("sweep.json")
+    if not isinstance(found, dict) or found.get("source") != "measured":
+        raise ConfigError(
+            f"{sweep.url}: already holds something that no sweep has measured; name a new folder"
+        )
+    keys = sweep.step_keys()
+    changed = differences({key: found.get(key) for key in ASKED}, {key: asked[key] for key in ASKED})
+    if changed and keys:
+        raise ConfigError(
+            f"{sweep.url}: holds {len(keys)} steps of a sweep that was asked for something else ("
+            f"{'; '.join(changed)}); ask for the same, or start a new run (a new folder)"
+        )
+    if changed:
+        return asked
+    if keys:
+        log.info("%s: going on with it: %d steps are there and kept", sweep.url, len(keys))
+    return {**found, "problems": []}
+
+
+def differences(found: Any, asked: Any, path: str = "") -> list[str]:
+    """Where two JSON values differ, as ``path: old, now new``."""
+    if isinstance(found, dict) and isinstance(asked, dict):
+        keys = dict.fromkeys([*found, *asked])
+        below = (differences(found.get(key), asked.get(key), f"{path}.{key}".strip(".")) for key in keys)
+        return [line for lines in below for line in lines]
+    return [] if found == asked else [f"{path}: {found!r}, now {asked!r}"]
+
+
 def record_stack(sweep: SweepDir, stack: Mapping[str, Any], *, simulated: bool, clock_scale: float) -> None:
-    """Fill in what the server turned out to be."""
+    """Fill in what the server turned out to be.
+
+    ConfigError if steps were measured on another stack: results of two stacks make no limit.
+    """
     data = sweep.read_json("sweep.json")
+    former = data["stack"]
+    if former is not None and data["stack_id"] != stack_id(stack) and sweep.step_keys():
+        changed = differences({**former, "observed": None}, finite({**stack, "observed": None}))
+        raise ConfigError(
+            f"{sweep.url}: the server is not the one its steps were measured on ({'; '.join(changed)}); "
+            "start a new run (a new folder)"
+        )
     data.update(stack=dict(stack), stack_id=stack_id(stack), simulated=simulated, clock_scale=clock_scale)
     sweep.write_json("sweep.json", data)
 
@@ -102,6 +153,14 @@ def record_problem(sweep: SweepDir, stage: str, error: BaseException) -> None:
     if problem not in data["problems"]:
         data["problems"].append(problem)
         sweep.write_json("sweep.json", data)
+
+
+def settle_problem(sweep: SweepDir, stage: str) -> None:
+    """Forget why a stage failed: it has been done since."""
+    data = sweep.read_json("sweep.json")
+    left = [problem for problem in data["problems"] if problem["stage"] != stage]
+    if left != data["problems"]:
+        sweep.write_json("sweep.json", {**data, "problems": left})
 
 
 def classes_of(data: Mapping[str, Any]) -> dict[str, ServiceClass]:
@@ -120,12 +179,16 @@ def measure(
     spec: StepSpec,
     target: Target,
     progress: Progress | None = None,
+    stop_asked: Callable[[], str | None] | None = None,
 ) -> list[Evidence]:
     """Run one step and keep its rows, facts and evidence; before that, say how long it is expected to take.
 
-    Errors: RequestRefused, MeasurementError (nothing is kept); a server that dies is a result.
+    ``stop_asked``: the kill switch (see ``load.step``). Errors: RequestRefused, MeasurementError, LoadStopped
+    (nothing is kept); a server that dies is a result.
     """
     data = sweep.read_json("sweep.json")
+    if above := over_ceiling(data.get("ceiling"), spec):
+        raise LoadStopped(f"{spec.label}: {above}")
     classes = classes_of(data)
     log.info("%s", expectation(problem_of(data), evidence(sweep), spec, data["clock_scale"]))
     run = run_step(
@@ -136,6 +199,8 @@ def measure(
         clock_scale=data["clock_scale"],
         decide=decider(classes),
         progress=progress,
+        stop_asked=stop_asked,
+        theirs=data["server_kind"] == "endpoint",
         run_id=data["run_id"],
         attempt=data["attempt"],
     )
@@ -159,6 +224,41 @@ def evidence(sweep: SweepDir) -> list[Evidence]:
     for key in sweep.all_facts():
         found += [Evidence.from_json(item) for item in sweep.read_json(f"evidence/{key}.json")]
     return found
+
+
+KEPT = "kept.json"
+"""Keys of steps that an earlier try of the run has measured and that need not be measured again."""
+
+
+def keep(sweep: SweepDir) -> list[str]:
+    """Mark all that was measured and can be used as not to be measured again; returns its keys.
+
+    Prime steps are not among them: what they were run for, a warm server, is gone.
+    """
+    keys = []
+    for key, facts in sweep.all_facts().items():
+        found = [Evidence.from_json(item) for item in sweep.read_json(f"evidence/{key}.json")]
+        if facts.spec["phase"] != Phase.PRIME and found and all(item.usable for item in found):
+            keys.append(key)
+    if keys or sweep.exists(KEPT):
+        sweep.write_json(KEPT, keys)
+    return keys
+
+
+def kept(sweep: SweepDir, spec: StepSpec) -> list[Evidence]:
+    """What an earlier try has measured of exactly this step; empty if it is to be measured.
+
+    Asked once a try: who clears the step afterwards wants it measured again.
+    """
+    keys = sweep.read_json(KEPT) if sweep.exists(KEPT) else []
+    if spec.key not in keys:
+        return []
+    sweep.write_json(KEPT, [key for key in keys if key != spec.key])
+    before = StepSpec.from_json(sweep.facts(spec.key).spec)
+    if replace(before, cap_s=spec.cap_s) != spec:  # the cap follows from what else was known
+        return []
+    log.info("%s: measured by an earlier try of this run; kept", spec.label)
+    return [Evidence.from_json(item) for item in sweep.read_json(f"evidence/{spec.key}.json")]
 
 
 def problem(sweep: SweepDir, left_s: float | None = None) -> Problem:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,24 +16,35 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from include.capacity import servers
-from include.capacity.config import Fleet, Model, load_fleet, slug
-from include.capacity.errors import CapacityError, NoLimit, PublishError, ServerError
+from include.capacity.config import EndpointServer, Fleet, Model, load_fleet, slug
+from include.capacity.errors import CapacityError, LoadStopped, NoLimit, PublishError, ServerError
 from include.capacity.flow import sweep as stages
 from include.capacity.flow.connection import s3_client
 from include.capacity.flow.params import apply, parse_params
 from include.capacity.flow.progress import task_progress
-from include.capacity.limits.planner import instances, ladder_steps, next_step, skip_reason, with_cap
+from include.capacity.limits.evidence import Evidence
+from include.capacity.limits.planner import (
+    above_ceiling,
+    instances,
+    ladder_steps,
+    next_step,
+    skip_reason,
+    with_cap,
+)
 from include.capacity.load.request import Target
 from include.capacity.results.spec import StepSpec
 from include.capacity.results.store import Store, open_store, safe_name
 from include.capacity.results.sweepdir import SweepDir
 from include.capacity.servers.base import RunIsOver, load
+from include.capacity.servers.endpoint import kill_switch
 from include.capacity.servers.lease import Lease
 from include.capacity.servers.state import servers_folder
 from include.capacity.words import EXPORTABLE, LimitStatus, Phase
 
 log = logging.getLogger(__name__)
 
+KILL_SWITCH = "capacity_kill_switch"
+"""The Airflow variable that stops the load on endpoints: names of models, separated by commas, or ``all``."""
 MAX_RESTARTS = 3
 """How often one sweep brings back a server that died; then the sweep is given up."""
 
@@ -57,6 +68,8 @@ class Run:
     store: Store
     is_over: RunIsOver | None
     """Tells whether another run has ended; None where nobody can tell."""
+    kill_switch: Callable[[], str] | None = None
+    """Names the models whose endpoints must not be loaded just now, or ``all``; see :data:`KILL_SWITCH`."""
 
     @classmethod
     def of(
@@ -69,6 +82,7 @@ class Run:
         scheduled_at: datetime | None = None,
         s3: Callable[[], Any] | None = None,
         is_over: RunIsOver | None = None,
+        kill_switch: Callable[[], str] | None = None,
     ) -> Run:
         """The run of these parameters; ConfigError if any is wrong or unknown."""
         fleet = load_fleet()
@@ -87,6 +101,7 @@ class Run:
             scheduled_at=scheduled_at,
             store=open_store(changed.publish.to, s3 or (lambda: s3_client(connection))),
             is_over=is_over,
+            kill_switch=kill_switch,
         )
 
     def sweep(self, model: str) -> SweepDir:
@@ -131,7 +146,9 @@ def label(spec: Mapping[str, Any]) -> str:
 def plan(run: Run, model: str, now: datetime | None = None) -> list[dict[str, Any]]:
     """Open the sweep directory and list the asked-for steps (StepSpec as JSON), in order.
 
-    Raises NothingToDo for a model not selected and for a nightly run that is too late.
+    Raises NothingToDo for a model not selected and for a nightly run that is too late. Planning a run again
+    (cleared as a whole, or interrupted) keeps what it has measured; ConfigError if the fleet file or the
+    parameters ask for something else by now.
     """
     now = now or datetime.now(UTC)
     if model not in run.selected:
@@ -146,18 +163,19 @@ def plan(run: Run, model: str, now: datetime | None = None) -> list[dict[str, An
     sweep = run.sweep(model)
     configured = run.model(model)
     sweep.store.write(f"work/{run.key}/probe", b"")  # a wrong bucket shows before a server starts
-    if not sweep.exists("sweep.json"):
-        stages.open_sweep(
-            sweep,
-            run_id=run.key,
-            model_key=model,
-            model=configured,
-            accelerator=run.fleet.accelerators[configured.accelerator],
-            bounds=run.fleet.steps,
-            now=now,
-        )
-    problem = stages.problem(sweep)
-    steps = ladder_steps(problem)
+    data = stages.open_sweep(
+        sweep,
+        run_id=run.key,
+        model_key=model,
+        model=configured,
+        accelerator=run.fleet.accelerators[configured.accelerator],
+        bounds=run.fleet.steps,
+        now=now,
+    )
+    kept = stages.keep(sweep)
+    if kept:
+        log.info("%s: an earlier try of this run has measured %s; kept", model, ", ".join(kept))
+    steps = [*ladder_steps(stages.problem(sweep)), *above_ceiling(data)]
     log.info("%s: %d ladder steps: %s", model, len(steps), ", ".join(spec.label for spec in steps))
     return [spec.to_json() for spec in steps]
 
@@ -178,7 +196,7 @@ def start_server(run: Run, model: str) -> dict[str, Any]:
     except CapacityError as error:
         stages.record_problem(sweep, "start_server", error)
         raise
-    stages.record_stack(sweep, handle.stack, simulated=handle.simulated, clock_scale=handle.clock_scale)
+    stages.settle_problem(sweep, "start_server")
     return {"url": handle.url, "kind": handle.kind}
 
 
@@ -189,6 +207,8 @@ def ladder_step(run: Run, model: str, spec_json: Mapping[str, Any]) -> dict[str,
     """Measure one asked-for step, unless what lies below it has made it pointless."""
     sweep = run.sweep(model)
     spec = StepSpec.from_json(spec_json)
+    if kept := stages.kept(sweep, spec):
+        return _told(spec, kept)
     asked, known = stages.problem(sweep, left_s(run, model)), stages.evidence(sweep)
     reason = skip_reason(asked, spec, known)
     if reason:
@@ -211,9 +231,13 @@ def planned_step(run: Run, model: str, phase: Phase, slot: int, label: Callable[
     spec = StepSpec.from_json(sweep.read_json(memory)) if sweep.exists(memory) else _next(run, model, phase)
     if spec is None:
         return False
-    label(spec.label)
     sweep.write_json(memory, spec.to_json())
-    _measure(run, model, spec)
+    if kept := stages.kept(sweep, spec):
+        label(f"{spec.label} (kept)")
+        _told(spec, kept)
+    else:
+        label(spec.label)
+        _measure(run, model, spec)
     return _next(run, model, phase) is not None
 
 
@@ -268,10 +292,32 @@ def _measure(run: Run, model: str, spec: StepSpec) -> dict[str, Any]:
     target = _living_target(run, model)
     with task_progress(model) as progress:
         try:
-            found = stages.measure(sweep, spec, target, progress)
+            found = stages.measure(sweep, spec, target, progress, _stop_asked(run, model))
         except CapacityError as error:
             stages.record_problem(sweep, spec.label, error)
             raise
+    stages.settle_problem(sweep, spec.label)
+    return _told(spec, found)
+
+
+def _stop_asked(run: Run, model: str) -> Callable[[], str | None] | None:
+    """The kill switch of an endpoint: its file, or Airflow's variable; None for servers of our own."""
+    server = run.model(model).server
+    if not isinstance(server, EndpointServer):
+        return None
+
+    def asked() -> str | None:
+        if reason := kill_switch(server):
+            return reason
+        named = run.kill_switch() if run.kill_switch is not None else ""
+        off = {name.strip() for name in named.split(",")} & {model, "all"}
+        return f"the Airflow variable {KILL_SWITCH} names {off.pop()!r}" if off else None
+
+    return asked
+
+
+def _told(spec: StepSpec, found: Sequence[Evidence]) -> dict[str, Any]:
+    """Log what a step has shown; returns what goes to XCom."""
     for item in found:
         log.info(
             "%s: %s at %d: %d of %d completed, %d with every objective met; %s",
@@ -415,6 +461,9 @@ def check_run(run: Run, states: Mapping[str, Any]) -> None:
     problems = [f"tasks failed: {', '.join(bad)}"] if bad else []
     for model in sorted(run.selected):
         sweep = run.sweep(model)
+        if bad and sweep.exists("sweep.json"):
+            why = (f"{one['stage']}: {one['error']}" for one in sweep.read_json("sweep.json")["problems"])
+            problems += [f"{model}: {_one_line(text)}" for text in why]
         if not sweep.exists("limits.json"):
             continue
         for item in sweep.read_json("limits.json")["limits"]:
@@ -430,6 +479,12 @@ def check_run(run: Run, states: Mapping[str, Any]) -> None:
         raise NoLimit("; ".join(problems))
 
 
+def _one_line(text: str, most: int = 400) -> str:
+    """The first line of an error, which may go on with the tail of a server's log."""
+    first = text.partition("\n")[0]
+    return first if len(first) <= most else f"{first[:most]} ..."
+
+
 # -- servers and leases
 
 
@@ -443,9 +498,21 @@ def _folder(run: Run, model: str) -> Path:
 
 
 def _start(run: Run, model: str) -> servers.Handle:
-    return servers.start(
+    """Start the server and record what it is; stopped again if its steps were measured on another."""
+    asked = _stop_asked(run, model)
+    if asked is not None and (reason := asked()):
+        raise LoadStopped(f"{model}: not loaded: kill switch: {reason}")
+    handle = servers.start(
         model, run.model(model), _owner(run, model), _folder(run, model), run_is_over=run.is_over
     )
+    try:
+        stages.record_stack(
+            run.sweep(model), handle.stack, simulated=handle.simulated, clock_scale=handle.clock_scale
+        )
+    except CapacityError:
+        servers.stop(handle)
+        raise
+    return handle
 
 
 def _handle(run: Run, model: str) -> servers.Handle | None:

@@ -337,7 +337,7 @@ def _alone(sweep: _Sweep, problem: Problem, name: str, evidence: Sequence[Eviden
     entry |= {
         "limit": limit,
         "status": LimitStatus.PROVEN if stopped else LimitStatus.LOWER_BOUND,
-        "bound_by": _bound_by(used, above, service, at_knee, cut),
+        "bound_by": _bound_by(used, above, service, at_knee, cut, problem.ceiling == limit),
         "bracket": [limit, above],
         "first_failing": min((n for n in fails if n > limit), default=None),
         "operating_range": _operating_range(entry["knees"]["throughput"], limit),
@@ -477,13 +477,18 @@ def _above(used: Sequence[Evidence], proofs: Sequence[Level], limit: int, cap: i
 
 
 def _bound_by(
-    used: Sequence[Evidence], above: int | None, service: ServiceClass, at_knee: bool, cut: bool
+    used: Sequence[Evidence],
+    above: int | None,
+    service: ServiceClass,
+    at_knee: bool,
+    cut: bool,
+    at_ceiling: bool,
 ) -> str:
-    """latency_knee, server_crash, completion, ttft, tpot, e2e, budget or ladder."""
+    """latency_knee, server_crash, completion, ttft, tpot, e2e, budget, ceiling or ladder."""
     if at_knee:
         return "latency_knee"
     if above is None:
-        return "budget" if cut else "ladder"
+        return "budget" if cut else "ceiling" if at_ceiling else "ladder"
     there = [e for e in used if e.concurrency == above]
     if any(e.crashed for e in there):
         return "server_crash"

@@ -88,6 +88,19 @@ class Problem:
     seed: int = 0
     budget_s: float | None = None
     """Seconds that may still be spent (the server's seconds); None is without bound."""
+    ceiling: int | None = None
+    """Most requests in flight at once; ladders end there, and a search at the ceiling itself."""
+
+    def __post_init__(self) -> None:
+        if self.ceiling is not None:
+            below = {name: self._below(service) for name, service in self.classes.items()}
+            object.__setattr__(self, "classes", below)
+
+    def _below(self, service: ServiceClass) -> ServiceClass:
+        ladder = [n for n in service.ladder if n <= (self.ceiling or n)]
+        if self.mode == "find" and self.ceiling and len(ladder) < len(service.ladder):
+            ladder = sorted({*ladder, self.ceiling})
+        return service.model_copy(update={"ladder": ladder})
 
 
 def problem_of(sweep: Mapping[str, Any]) -> Problem:
@@ -101,6 +114,7 @@ def problem_of(sweep: Mapping[str, Any]) -> Problem:
         shared=bool(sweep.get("shared")),
         seed=sweep.get("seed") or 0,
         budget_s=sweep.get("budget_s"),
+        ceiling=sweep.get("ceiling"),
     )
 
 
@@ -122,6 +136,20 @@ def ladder_steps(problem: Problem) -> list[StepSpec]:
         steps.append(_prime(problem, name, service.ladder[-1]))
         steps += [_scout(problem, name, n) for n in service.ladder]
     return steps
+
+
+def above_ceiling(sweep: Mapping[str, Any]) -> list[StepSpec]:
+    """Asked-for steps of a ``sweep.json`` that its ceiling keeps from being measured."""
+    unbound = problem_of({**sweep, "ceiling": None})
+    steps = (spec for spec in ladder_steps(unbound) if spec.phase in (Phase.SCOUT, Phase.GRID))
+    return [spec for spec in steps if over_ceiling(sweep.get("ceiling"), spec)]
+
+
+def over_ceiling(ceiling: int | None, spec: StepSpec) -> str | None:
+    """Why a step is above what the server may be loaded with; None if it is not."""
+    if ceiling is None or sum(load.concurrency for load in spec.loads) <= ceiling:
+        return None
+    return f"not measured: above the ceiling of {ceiling} (server.max_concurrency)"
 
 
 def _step(
@@ -471,7 +499,7 @@ class SharedSearch:
         """The next step of the search or of the proof, if any is wanted."""
         if not self.limits() or self.proven():
             return
-        low, high = 0, SHARED_PARTS
+        low, high = 0, self._parts()
         while high - low > 1:
             middle = (low + high) // 2
             spec, steps = self._state(self.pair(middle / SHARED_PARTS), proof=False)
@@ -494,6 +522,13 @@ class SharedSearch:
             spec, _ = self._state(pair, proof=True)
             if spec is not None:
                 yield spec
+
+    def _parts(self) -> int:
+        """The first part of s that need not be asked: all of it, or the first above the ceiling."""
+        ceiling = self.problem.ceiling
+        sizes = (sum(self.pair(part / SHARED_PARTS).values()) for part in range(SHARED_PARTS))
+        above = (part for part, size in enumerate(sizes) if ceiling is not None and size > ceiling)
+        return next(above, SHARED_PARTS)
 
     def proven(self) -> list[Evidence]:
         """The loads of the largest pair that was proven; empty without one."""
@@ -591,6 +626,8 @@ def next_step(
 
 def skip_reason(problem: Problem, spec: StepSpec, evidence: Sequence[Evidence]) -> str | None:
     """Why an asked-for ladder step is no longer wanted; None if it is to be measured."""
+    if above := over_ceiling(problem.ceiling, spec):
+        return above
     evidence = without_stray_crashes(evidence)
     load = spec.loads[0]
     if spec.phase is Phase.GRID:

@@ -11,6 +11,9 @@ it counts.
 A server that dies ends the step, not the program: the rows up to then are kept, ``server_crashed`` is set.
 It is dead when connections fail, nothing has been answered for a second, and three further attempts
 at ``/health`` fail. All is bounded: warm-up and window by their caps, the last answers by the deadline.
+
+A server that is somebody else's (``theirs``) is not loaded while it serves others. The load ends within a
+second once the kill switch (``stop_asked``) gives a reason: everything is aborted and nothing kept.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import logging
 import signal
 import statistics
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +36,7 @@ import pyarrow as pa
 import uvloop
 
 from include.capacity.config import ServiceClass, StepBounds
-from include.capacity.errors import ConfigError, MeasurementError, RequestRefused
+from include.capacity.errors import ConfigError, LoadStopped, MeasurementError, RequestRefused
 from include.capacity.load import server_metrics
 from include.capacity.load.clock import Clock
 from include.capacity.load.health import (
@@ -60,6 +63,7 @@ PROGRESS_EVERY_S = 0.25
 BUILT_AHEAD = 2000
 """Most requests of a loop built before the load starts."""
 
+BEFORE = "before the start"
 IDLE_WAIT_S = 30.0
 """Longest wait for the server to become idle before the start, in wall seconds."""
 POLLS_PER_WINDOW = 6
@@ -71,6 +75,8 @@ PROBES = 3
 PROBE_EVERY_S = 0.5
 PROBE_TIMEOUT_S = 5.0
 SETUP_TIMEOUT_S = 30.0
+STOP_ASKED_EVERY_S = 1.0
+"""Wall seconds between looks at the kill switch."""
 
 FOREIGN_SHARE = 0.02
 """Foreign requests below one, or below this share of our own concurrency, are not worth a note."""
@@ -96,6 +102,8 @@ def run_step(
     clock_scale: float = 1.0,
     decide: Decide | None = None,
     progress: Progress | None = None,
+    stop_asked: Callable[[], str | None] | None = None,
+    theirs: bool = False,
     run_id: str = "",
     attempt: int = 1,
 ) -> StepRun:
@@ -103,18 +111,21 @@ def run_step(
 
     ``clock_scale``: server seconds per wall second (1 for anything real); all times in ``spec``, ``classes``,
     ``bounds`` and in the result are the server's. ``decide`` judges extendable loads and stops early on
-    proven failure (see ``load.loop``).
+    proven failure (see ``load.loop``). ``stop_asked`` is the kill switch, asked in another thread: why
+    the load must stop, None while it may go on. ``theirs``: the server is somebody else's, so it is refused,
+    not noted, if it does not become idle before the start.
 
     Errors: ConfigError if a load names an unknown class or its workload cannot be built (DataError for a
     replay file); RequestRefused if the server calls our requests wrong (400, 401, 404, ...);
-    MeasurementError if this machine cannot measure it (file descriptors). On Ctrl-C or SIGTERM everything
-    is closed, nothing is kept, and the interrupt goes on.
+    MeasurementError if this machine cannot measure it (file descriptors); LoadStopped by the kill
+    switch, or for a server that others are using. On Ctrl-C or SIGTERM everything is closed, nothing is kept,
+    and the interrupt goes on.
     """
     unknown = sorted({load.service_class for load in spec.loads} - set(classes))
     if unknown:
         raise ConfigError(f"{spec.key}: loads name classes {unknown}, expected some of {sorted(classes)}")
     ensure_descriptors(sum(load.concurrency for load in spec.loads))
-    step = _Step(spec, target, classes, bounds, clock_scale, decide, progress)
+    step = _Step(spec, target, classes, bounds, clock_scale, decide, progress, stop_asked, theirs)
     with _quiet_collector(), _forwarded_sigterm() as terminated:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -156,8 +167,12 @@ class _Step:
         scale: float,
         decide: Decide | None,
         progress: Progress | None,
+        stop_asked: Callable[[], str | None] | None,
+        theirs: bool,
     ) -> None:
         self.spec = spec
+        self.stop_asked = stop_asked
+        self.theirs = theirs
         self.target = target
         self.classes = classes
         self.bounds = bounds
@@ -180,6 +195,7 @@ class _Step:
         _cancel_on(terminated)
         headers = {"Authorization": f"Bearer {self.target.api_key}"} if self.target.api_key else {}
         async with contextlib.AsyncExitStack() as stack:
+            await self._obey("not loaded")
             await stack.enter_async_context(_beside(self._report()))
             client = await stack.enter_async_context(
                 httpx.AsyncClient(timeout=SETUP_TIMEOUT_S, headers=headers, trust_env=False)
@@ -193,7 +209,7 @@ class _Step:
                 api_key=self.target.api_key,
             )
             stack.push_async_callback(asyncio.to_thread, poller.stop)
-            await self._wait_idle(poller, IDLE_WAIT_S, "before the start")
+            await self._wait_idle(poller, IDLE_WAIT_S, BEFORE)
             senders = []
             for load in self.spec.loads:
                 endpoint = self.classes[load.service_class].workload.endpoint
@@ -256,6 +272,11 @@ class _Step:
             busy = None if poll is None else server_metrics.busy(poll.series)
             if not busy:
                 return
+            if self.clock.now() >= until and self.theirs and when == BEFORE:
+                raise LoadStopped(
+                    f"{self.spec.label}: not loaded: {self.target.base_url} had {busy:.0f} requests of others"
+                    f" running or waiting, after {longest_wall_s:.0f} s of waiting for it to become idle"
+                )
             if self.clock.now() >= until:
                 self.notes.append(
                     f"foreign traffic: the server had {busy:.0f} requests running or waiting {when}, after "
@@ -291,18 +312,18 @@ class _Step:
         for loop in self.loops:
             loop.start()
         work = asyncio.create_task(self._prime() if self.spec.phase is Phase.PRIME else self._measure(poller))
-        watch = asyncio.create_task(self._watch(client))
+        watches = {asyncio.create_task(self._watch(client)), asyncio.create_task(self._watch_switch())}
         try:
-            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
+            done, _ = await asyncio.wait({work, *watches}, return_when=asyncio.FIRST_COMPLETED)
+            if work in done:
                 work.result()
                 self._raise_refusal()
             else:
-                watch.result()
+                done.pop().result()
         finally:
-            for task in (work, watch):
+            for task in (work, *watches):
                 task.cancel()
-            await asyncio.gather(work, watch, return_exceptions=True)
+            await asyncio.gather(work, *watches, return_exceptions=True)
 
     async def _prime(self) -> None:
         self.stage = "priming"
@@ -369,6 +390,18 @@ class _Step:
                     tasks[task].close_early(StopReason.EARLY_FAIL)
                 self.notes.append(f"stopped early because {failed[0].load.service_class} had failed")
                 return
+
+    async def _watch_switch(self) -> None:
+        """Returns never; raises once the kill switch is on."""
+        while True:
+            await asyncio.sleep(STOP_ASKED_EVERY_S)
+            await self._obey("aborted, nothing of it is kept")
+
+    async def _obey(self, what: str) -> None:
+        """Raise LoadStopped if the kill switch is on."""
+        reason = await asyncio.to_thread(self.stop_asked) if self.stop_asked is not None else None
+        if reason is not None:
+            raise LoadStopped(f"{self.spec.label}: {what}: kill switch: {reason}")
 
     async def _watch(self, client: httpx.AsyncClient) -> None:
         """Returns never; raises when the step cannot go on."""

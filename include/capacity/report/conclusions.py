@@ -309,6 +309,9 @@ def actions(data: ModelData) -> list[str]:
                 f"{who}: this is a lower bound; give the search more time to settle what lies between "
                 f"{number(entry['limit'])} and {number(above)}."
                 if above is not None
+                else f"{who}: nothing failed up to {number(entry['limit'])}, the ceiling set for this "
+                "endpoint; raise server.max_concurrency to look further."
+                if entry.get("bound_by") == "ceiling"
                 else f"{who}: nothing failed up to {number(entry['limit'])}; extend the ladder (or the "
                 "budget) to find where it does."
             )

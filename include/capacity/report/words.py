@@ -57,6 +57,7 @@ BOUND_WORDS = {
     "e2e": "the whole-answer objective",
     "budget": "the budget: the search ended before anything failed",
     "ladder": "the ladder: nothing failed up to its top",
+    "ceiling": "the ceiling of the endpoint (server.max_concurrency): nothing above it may be measured",
     "shared": "the other class on the server: no larger pair held",
 }
 SERVER_BOUND_WORDS = {

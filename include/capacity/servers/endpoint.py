@@ -1,4 +1,8 @@
-"""A server that somebody else runs: neither started nor stopped, only checked and described."""
+"""A server that somebody else runs: neither started nor stopped, only checked and described.
+
+It is not ours alone, so it is refused while it serves others (see :mod:`include.capacity.servers.quiet`), and
+its fleet entry may set a ceiling on our requests in flight and a kill switch, which the sweep obeys.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from include.capacity.errors import ConfigError, ServerError
 from include.capacity.servers.base import Handle, Owner, RunIsOver
 from include.capacity.servers.key import api_key
 from include.capacity.servers.process import endpoints_of
+from include.capacity.servers.quiet import wait_until_quiet
 from include.capacity.servers.ready import wait_until_ready
 from include.capacity.servers.stack import endpoint_stack, redact_text
 from include.capacity.servers.state import READY, ServerState, forget, started_here, state_file, write_state
@@ -53,15 +58,26 @@ def start(
         about = redact_text(f"{model_key}: {url}: {error}", [key])
         raise ServerError(about) from error
     stack = endpoint_stack(url, key)
+    scale = stack["time_scale"] or 1.0
+    metrics_url = server.metrics_url or f"{url}/metrics"
+    if server.quiet_s:
+        try:
+            quiet = wait_until_quiet(
+                metrics_url, key, server.quiet_s / scale, server.quiet_patience_s / scale
+            )
+        except ServerError as error:
+            raise ServerError(f"{model_key}: {url}: {error}") from error
+        if quiet is None:
+            log.warning("%s: %s tells no metrics: whether others use it cannot be checked", model_key, url)
     handle = Handle(
         kind="endpoint",
         model=model_key,
         url=url,
-        metrics_url=server.metrics_url or f"{url}/metrics",
+        metrics_url=metrics_url,
         served_name=model.served_name,
         api_key_env=server.api_key_env,
         simulated=stack["simulated"],
-        clock_scale=stack["time_scale"] or 1.0,
+        clock_scale=scale,
         stack=stack,
         server_id=uuid.uuid4().hex,
         state=str(state_file(folder, model_key)),
@@ -86,6 +102,12 @@ def alive(handle: Handle) -> bool:
     except httpx.HTTPError:
         return False
     return answer.status_code < 500
+
+
+def kill_switch(server: EndpointServer) -> str | None:
+    """Why it must not be loaded just now: its kill switch file exists; None if it does not."""
+    path = server.kill_switch
+    return f"the file {path} exists" if path is not None and Path(path).exists() else None
 
 
 def tail(handle: Handle, lines: int = 40) -> str:  # noqa: ARG001 - the protocol's

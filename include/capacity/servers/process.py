@@ -35,6 +35,7 @@ from include.capacity.errors import ConfigError, ServerDied, ServerError
 from include.capacity.results.store import safe_name
 from include.capacity.servers import stack as stacks
 from include.capacity.servers.base import PROJECT, Handle, Owner, RunIsOver
+from include.capacity.servers.devices import refuse_in_use
 from include.capacity.servers.key import api_key
 from include.capacity.servers.ready import wait_until_ready
 from include.capacity.servers.stale import clear_accelerator
@@ -86,6 +87,8 @@ class Launch:
     """What the stack shows as arguments; ``command`` unless given."""
     known: Mapping[str, Any] = field(default_factory=dict)
     """What the stack shows besides."""
+    uses_accelerator: bool = True
+    """Ask first whether others are using it."""
 
 
 # -- the protocol
@@ -230,6 +233,8 @@ def launch(
     """Start a server process and wait until it is ready (the part that simulators share)."""
     key = api_key(launched.api_key_env)
     clear_accelerator(model_key, model.accelerator, owner, folder, run_is_over)
+    if launched.uses_accelerator:
+        refuse_in_use(model_key, {**os.environ, **launched.env})
     port = check_port(launched.host, launched.port, model_key)
     server_id = uuid.uuid4().hex
     handle = Handle(

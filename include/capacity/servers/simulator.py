@@ -47,6 +47,7 @@ def start(
         stop_timeout_s=STOP_TIMEOUT_S,
         endpoints=process.endpoints_of(model),
         shown=["--profile", server.profile],
+        uses_accelerator=False,
         known={"profile_digest": digest(profile.model_dump_json())},
     )
     handle = process.launch(launched, model_key, model, owner, folder, run_is_over)

@@ -1,0 +1,64 @@
+"""Is anybody else using a server that is not ours? Asked of its metrics before it is loaded.
+
+Quiet means: for ``quiet_s`` on end every reading says that nothing runs and nothing waits. One idle
+reading is not enough, for light traffic has idle moments. A server that exports no such metrics cannot
+be asked; then that is said, and nothing claimed.
+"""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from include.capacity.errors import ServerError
+
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+POLL_S = 0.25
+ANSWER_WITHIN_S = 10.0
+
+
+def wait_until_quiet(metrics_url: str, api_key: str | None, quiet_s: float, patience_s: float) -> bool | None:
+    """True once the server has been idle for ``quiet_s``; None if it does not tell (wall seconds).
+
+    ServerError if it has not been idle for so long within ``patience_s``.
+    """
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    began = idle_since = time.monotonic()
+    most = 0.0
+    with httpx.Client(headers=headers, timeout=ANSWER_WITHIN_S, trust_env=False) as client:
+        while True:
+            busy = _busy(client, metrics_url)
+            now = time.monotonic()
+            if busy is None:
+                return None
+            if busy:
+                most, idle_since = max(most, busy), now
+            if now - idle_since >= quiet_s:
+                return True
+            if now - began >= max(patience_s, quiet_s):
+                raise ServerError(
+                    f"in use by others: up to {most:.0f} requests running or waiting that are not ours, and "
+                    f"never idle for {quiet_s:g} s within {now - began:.0f} s ({metrics_url}); not loaded"
+                )
+            time.sleep(min(POLL_S, quiet_s))
+
+
+def _busy(client: httpx.Client, url: str) -> float | None:
+    """Requests running or waiting, over all engines; None if the server does not tell."""
+    try:
+        answer = client.get(url)
+    except httpx.HTTPError:
+        return None
+    if answer.status_code != 200:
+        return None
+    lines = [line for line in answer.text.splitlines() if line.startswith((RUNNING, WAITING))]
+    found: dict[str, float] = {}
+    try:
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+            for sample in family.samples:
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    except ValueError:
+        return None
+    return found[RUNNING] + found[WAITING] if RUNNING in found and WAITING in found else None
