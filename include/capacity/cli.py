@@ -122,6 +122,17 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--listen", help="ADDRESS:PORT of the gateway")
     sub.add_argument("--upstream", help="http://HOST:PORT where it finds the server")
 
+    sub = command("replicas", replicas, "Plan replicas by hour from the limits and a demand file.")
+    sub.add_argument("limits", type=Path, help="sweep directory, its limits.json, or latest/limits.json")
+    sub.add_argument("--demand", required=True, type=Path, help="CSV or YAML; see the README")
+    sub.add_argument("--headroom", type=float, default=0.2, help="share above the demand (default: 0.2)")
+    sub.add_argument("--json", action="store_true")
+
+    sub = command("compare", compare, "What a gateway costs: sweeps of one server, direct and through it.")
+    sub.add_argument("direct", type=Path)
+    sub.add_argument("through", type=Path)
+    sub.add_argument("--json", action="store_true")
+
     sub = command("publish", publish, "Publish a sweep directory to file:///path or s3://bucket/prefix.")
     sub.add_argument("dir", type=Path)
     sub.add_argument("--to", required=True)
@@ -288,6 +299,32 @@ def policy(options: argparse.Namespace) -> int:
         for name, reason in entry["why_not"].items():
             print(f"    no {name}: {reason}")
     return OK if any(entry["files"] for entry in entries) else NO
+
+
+def replicas(options: argparse.Namespace) -> int:
+    from include.capacity.policy.replicas import plan, read_capacities, read_demand, replicas_table
+
+    if not 0 <= options.headroom <= 10:
+        raise ConfigError(f"--headroom: expected a share from 0 to 10, found {options.headroom:g}")
+    capacities, simulated = read_capacities(options.limits)
+    found = plan(read_demand(options.demand), capacities, options.headroom)
+    if options.json:
+        _print_json({"simulated": simulated, **found})
+    else:
+        print(("SIMULATED server.\n" if simulated else "") + replicas_table(found))
+    return OK
+
+
+def compare(options: argparse.Namespace) -> int:
+    from include.capacity.policy.compare import compare as compared
+    from include.capacity.policy.compare import compare_table
+
+    found = compared(_existing(options.direct), _existing(options.through))
+    if options.json:
+        _print_json(found)
+    else:
+        print(compare_table(found))
+    return OK
 
 
 def publish(options: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from include.capacity.config import Gateway, validate
@@ -268,6 +268,7 @@ def test_an_older_vllm_has_no_such_flag() -> None:
 # -- names
 
 
+@settings(deadline=None, max_examples=25)
 @example("a\nmax-num-queued-reqs: 999")
 @example("x}\nserver { listen 1; }")
 @example("${HOME} $host %{q} {{ .Values }}")
@@ -301,6 +302,7 @@ def statements(text: str) -> list[str]:
     return [re.sub(r"[a-z0-9_-]*interactive[_-]alone[_-][0-9a-f]{8}", "ID", line) for line in lines]
 
 
+@settings(deadline=None, max_examples=25)
 @given(NASTY, NASTY)
 def test_distinct_models_get_distinct_identifiers(one: str, other: str) -> None:
     names = set()

@@ -1,0 +1,271 @@
+"""Replicas by hour, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from include.capacity.cli import main
+from include.capacity.errors import ConfigError, DataError, NoLimit
+from include.capacity.policy.replicas import (
+    Capacity,
+    Demand,
+    plan,
+    read_capacities,
+    read_demand,
+    refused_share,
+    replicas_table,
+)
+from tests.policy.made import about, entry, limits, pair
+
+CHAT = Capacity(limit=25, request_per_s=5.0, prompt_tokens=600, output_tokens=240)
+BATCH = Capacity(limit=100, request_per_s=8.0, prompt_tokens=1700, output_tokens=18)
+ALONE = {("steady", "interactive", "alone"): CHAT, ("steady", "batch", "alone"): BATCH}
+
+
+def asked(hour: int, rate: float, name: str = "interactive", **more: Any) -> Demand:
+    lengths = {"interactive": (600, 240), "batch": (1700, 18)}[name]
+    row = {"hour": hour, "model": "steady", "class": name, "requests_per_s": rate}
+    return Demand.model_validate({**row, "prompt_tokens": lengths[0], "output_tokens": lengths[1], **more})
+
+
+def replicas(found: dict[str, Any]) -> list[int | None]:
+    (model,) = found["models"]
+    return [hour["replicas"] for hour in model["hours"]]
+
+
+@pytest.mark.parametrize(
+    ("rate", "headroom", "expected"),
+    [
+        (0.0, 0.2, 0),
+        (0.1, 0.2, 1),
+        (5.0, 0.0, 1),
+        (5.0, 0.2, 2),
+        (12.5, 0.2, 3),  # 15 / 5: exactly three
+        (12.6, 0.2, 4),
+        (100.0, 0.5, 30),
+    ],
+)
+def test_replicas_of_one_class(rate: float, headroom: float, expected: int) -> None:
+    found = plan([asked(0, rate)], ALONE, headroom)
+
+    assert replicas(found)[0] == expected
+
+
+def test_hours_without_a_row_are_unknown_not_idle() -> None:
+    found = plan([asked(hour, 5.0, price_per_hour=2.5) for hour in range(23)], ALONE, 0.0)
+
+    (model,) = found["models"]
+    assert replicas(found) == [1] * 23 + [None]
+    assert model["hours"][23]["missing"] == ["interactive"]
+    assert (model["most"], model["replica_hours"], model["cost"]) == (1, None, None)
+    assert "23  unknown: no row for interactive" in replicas_table(found)
+
+
+def test_a_whole_day_with_prices() -> None:
+    rows = [asked(hour, 20.0 if 8 <= hour < 18 else 0.0, price_per_hour=2.5) for hour in range(24)]
+
+    found = plan(rows, ALONE, 0.2)
+
+    (model,) = found["models"]
+    assert replicas(found) == [0] * 8 + [5] * 10 + [0] * 6  # 24 / 5
+    assert (model["most"], model["replica_hours"], model["cost"]) == (5, 50, 125.0)
+    assert [hour["cost"] for hour in model["hours"]][7:9] == [0.0, 12.5]
+
+
+def test_two_classes_on_servers_of_their_own() -> None:
+    found = plan([asked(0, 12.5), asked(0, 16.0, "batch")], ALONE, 0.2)
+
+    (model,) = found["models"]
+    assert model["layout"] == "alone"
+    assert model["hours"][0]["replicas"] == 3 + 3  # 15 / 5 and 19.2 / 8
+    assert {name: one["replicas"] for name, one in model["hours"][0]["classes"].items()} == {
+        "interactive": 3,
+        "batch": 3,
+    }
+
+
+@pytest.mark.parametrize(("chat_rate", "layout", "expected"), [(4.0, "shared", 4), (1.0, "alone", 6)])
+def test_a_shared_pair_is_used_where_it_saves_servers(chat_rate: float, layout: str, expected: int) -> None:
+    together = {
+        ("steady", "interactive", "shared"): Capacity(
+            limit=15, request_per_s=chat_rate, prompt_tokens=600, output_tokens=240
+        ),
+        ("steady", "batch", "shared"): Capacity(
+            limit=60, request_per_s=5.0, prompt_tokens=1700, output_tokens=18
+        ),
+    }
+
+    found = plan([asked(0, 12.5), asked(0, 16.0, "batch")], ALONE | together, 0.2)
+
+    (model,) = found["models"]
+    assert (model["layout"], model["hours"][0]["replicas"]) == (layout, expected)
+
+
+def test_refusals_by_erlangs_formula() -> None:
+    # Table values: 10 erlangs on 10, 15 and 20 trunks.
+    assert refused_share(10, 10.0) == pytest.approx(0.2146, abs=5e-5)
+    assert refused_share(15, 10.0) == pytest.approx(0.0365, abs=5e-5)
+    assert refused_share(20, 10.0) == pytest.approx(0.0019, abs=5e-5)
+    assert refused_share(20, 0.0) == 0.0
+
+    found = plan([asked(0, 4.0)], ALONE, 0.2)  # one server: 25 places, 4 x 25 / 5 = 20 erlangs
+    share = found["models"][0]["hours"][0]["classes"]["interactive"]["refused_share"]
+    assert share == pytest.approx(refused_share(25, 20.0))
+
+
+# -- refusals to plan
+
+
+def test_other_lengths_are_refused_with_the_difference() -> None:
+    with pytest.raises(NoLimit, match=r"hour 0: prompt_tokens 900 against 600 measured \(\+50%\)"):
+        plan([asked(0, 1.0, prompt_tokens=900)], ALONE)
+    with pytest.raises(NoLimit, match=r"output_tokens 120 against 240 measured \(-50%\)"):
+        plan([asked(0, 1.0, output_tokens=120)], ALONE)
+    assert replicas(plan([asked(0, 1.0, prompt_tokens=650, output_tokens=220)], ALONE))[0] == 1
+    # Nothing is sent, so its lengths do not matter.
+    assert replicas(plan([asked(0, 0.0, prompt_tokens=900)], ALONE))[0] == 0
+
+
+def test_what_cannot_be_planned() -> None:
+    with pytest.raises(
+        DataError, match="demand for steady batch: there is no such limit; there are steady inter"
+    ):
+        plan([asked(0, 1.0, "batch")], {("steady", "interactive", "alone"): CHAT})
+    with pytest.raises(NoLimit, match="steady interactive: no limit to plan with: it drifted"):
+        plan([asked(0, 1.0)], {("steady", "interactive", "alone"): "it drifted"})
+    with pytest.raises(ConfigError, match="price_per_hour"):
+        plan([asked(0, 1.0, price_per_hour=1), asked(0, 1.0, "batch", price_per_hour=2)], ALONE)
+
+
+# -- files
+
+ROWS = "hour,model,class,requests_per_s,prompt_tokens,output_tokens,price_per_hour\n"
+
+
+def test_csv_and_yaml_say_the_same(tmp_path: Path) -> None:
+    table, tree = tmp_path / "demand.csv", tmp_path / "demand.yaml"
+    table.write_text(ROWS + "0,steady,interactive,12.5,600,240,\n1,steady,interactive,0,600,240,2.5\n")
+    tree.write_text(
+        "- {hour: 0, model: steady, class: interactive, requests_per_s: 12.5, prompt_tokens: 600, "
+        "output_tokens: 240}\n- {hour: 1, model: steady, class: interactive, requests_per_s: 0, "
+        "prompt_tokens: 600, output_tokens: 240, price_per_hour: 2.5}\n"
+    )
+
+    assert read_demand(table) == read_demand(tree)
+    assert [row.price_per_hour for row in read_demand(table)] == [None, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (ROWS, "expected a list of rows"),
+        (
+            ROWS + "24,steady,interactive,1,600,240,\n",
+            "row 1: hour: Input should be less than or equal to 23",
+        ),
+        (ROWS + "0,steady,interactive,-1,600,240,\n", "row 1: requests_per_s"),
+        (ROWS + "0,steady,interactive,nan,600,240,\n", "row 1: requests_per_s"),
+        (ROWS + "0,steady,interactive,1,,240,\n", "row 1: prompt_tokens"),
+        (ROWS + 2 * "0,steady,interactive,1,600,240,\n", "hour 0 of steady interactive is given twice"),
+        ("hour,model\n0,steady\n", "row 1: class: Field required"),
+    ],
+)
+def test_a_wrong_demand_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "demand.csv"
+    file.write_text(text)
+
+    with pytest.raises(ConfigError, match=message):
+        read_demand(file)
+
+
+def sweep(folder: Path, *entries: dict[str, Any]) -> Path:
+    """A sweep directory with what is read of it: two runs of the proof, one scout to leave out."""
+    folder.mkdir(parents=True)
+    (folder / "sweep.json").write_text(json.dumps(about()))
+    (folder / "limits.json").write_text(json.dumps(limits(*entries)))
+    rows = [
+        ("interactive", "prove", 25, 100, 500.0, 200.0),
+        ("interactive", "prove", 25, 300, 600.0, 240.0),
+        ("interactive", "scout", 25, 900, 9.0, 9.0),
+        ("interactive", "shared", 25, 900, 9.0, 9.0),
+        ("batch", "prove", 25, 900, 9.0, 9.0),
+    ]
+    columns = [
+        "service_class",
+        "phase",
+        "concurrency",
+        "completed",
+        "prompt_tokens_mean",
+        "tokens_per_answer_mean",
+    ]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "steps.csv", index=False)
+    return folder
+
+
+def test_capacities_of_a_sweep(tmp_path: Path) -> None:
+    capped = entry("interactive", 20, evidence={"concurrency": 25, "request_per_s": 5.0})
+    folder = sweep(tmp_path / "out", capped, entry("batch", None))
+
+    found, simulated = read_capacities(folder)
+
+    assert simulated
+    assert found == {
+        # Capped below what was proven: four fifths of its rate.
+        ("steady", "interactive", "alone"): Capacity(
+            limit=20, request_per_s=4.0, prompt_tokens=575.0, output_tokens=230.0
+        ),
+        ("steady", "batch", "alone"): "no step of proof size passed",
+    }
+    assert read_capacities(folder / "limits.json") == (found, simulated)
+
+
+def test_capacities_of_latest(tmp_path: Path) -> None:
+    sweep(tmp_path / "runs" / "r1" / "1" / "steady", entry("interactive", 25))
+    latest = tmp_path / "latest" / "limits.json"
+    latest.parent.mkdir()
+    one = {**entry("interactive", 25), "model": "steady", "report": "runs/r1/1/steady/report.html"}
+    latest.write_text(json.dumps({"updated_by_run": "r1", "limits": [one]}))
+
+    found, _ = read_capacities(latest)
+
+    assert found["steady", "interactive", "alone"] == Capacity(
+        limit=25, request_per_s=5.5, prompt_tokens=575.0, output_tokens=230.0
+    )
+
+
+def test_unknown_rates_and_imported_limits_are_not_planned_with(tmp_path: Path) -> None:
+    unknown = sweep(
+        tmp_path / "a", entry("interactive", 25, evidence={"concurrency": 25, "request_per_s": None})
+    )
+    imported = sweep(tmp_path / "b", entry("interactive", 25, source="imported"))
+    shared = sweep(tmp_path / "c", *pair(12, 50))
+
+    key = ("steady", "interactive", "alone")
+    assert read_capacities(unknown)[0][key] == "the rate and the lengths at the limit are not known"
+    assert read_capacities(imported)[0][key] == "imported, not measured by us"
+    assert set(read_capacities(shared)[0]) == {
+        ("steady", name, "shared") for name in ("interactive", "batch")
+    }
+    with pytest.raises(DataError, match=r"nothing: expected limits\.json of a sweep"):
+        read_capacities(tmp_path / "nothing")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = sweep(tmp_path / "out", entry("interactive", 25))
+    file = tmp_path / "demand.csv"
+    file.write_text(ROWS + "".join(f"{hour},steady,interactive,12,575,230,2.5\n" for hour in range(24)))
+
+    assert main(["replicas", str(folder), "--demand", str(file), "--headroom", "0.2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["simulated"] is True
+    assert found["models"][0]["replica_hours"] == 72  # 14.4 / 5.5
+    assert found["models"][0]["cost"] == 180.0
+
+    assert main(["replicas", str(folder), "--demand", str(file)]) == 0
+    assert "most 3, replica hours 72, cost 180.00" in capsys.readouterr().out
+    assert main(["replicas", str(folder), "--demand", str(file), "--headroom", "-1"]) == 2
