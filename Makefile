@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 export PYTHONPATH := $(CURDIR)
 
-.PHONY: help demo test test-fast lint format test-gateways vllm benchmark-limits benchmark-rows benchmark-request truth lock clean browser
+.PHONY: help demo test test-fast lint format test-gateways vllm compose-test benchmark-limits benchmark-rows benchmark-request truth lock clean browser
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -16,11 +16,11 @@ demo: $(READY)  ## run the nightly job once on two simulated models; stays up (O
 	$(BIN)/python -m scripts.demo $(if $(ONCE),--once,)
 
 test: $(READY) browser lint  ## everything that must hold: unit, DAG and end-to-end tests
-	$(BIN)/python -m pytest tests --ignore tests/vllm --ignore tests/gateways -m "not e2e" -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests --ignore tests/vllm --ignore tests/gateways --ignore tests/compose -m "not e2e" -n 2 --dist loadfile
 	$(BIN)/python -m pytest tests/e2e
 
 test-fast: $(READY)  ## unit tests only, in parallel
-	$(BIN)/python -m pytest tests --ignore tests/vllm --ignore tests/gateways -m "not e2e and not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests --ignore tests/vllm --ignore tests/gateways --ignore tests/compose -m "not e2e and not slow" -n 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -37,6 +37,9 @@ test-gateways: $(READY) .venv-litellm/.ready  ## our files in real nginx, Envoy 
 
 vllm: $(READY) .venv-vllm/.ready  ## the same sweep against a real vLLM on the CPU, with a tiny model made on the spot
 	$(BIN)/python -m pytest tests/vllm -s --timeout 1800
+
+compose-test: $(READY)  ## real containers: the docker kind, and docker-compose.yaml brought up for a sweep
+	$(BIN)/python -m pytest tests/compose -s --timeout 1800
 
 benchmark-limits: $(READY)  ## the limits against servers of known truth
 	$(BIN)/python -m tests.benchmarks.bench_limits

@@ -201,8 +201,54 @@ class EndpointServer(Strict):
     start_timeout_s: Seconds = 60
 
 
-SERVER_KINDS = ("simulator", "process", "endpoint")
-Server = Annotated[SimulatorServer | ProcessServer | EndpointServer, Field(discriminator="kind")]
+def _variables(names: list[str]) -> list[str]:
+    wrong = [name for name in names if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)]
+    if wrong:
+        raise ValueError(f"expected names of environment variables, found {wrong} (never their values)")
+    return names
+
+
+class DockerServer(Strict):
+    """A server in a container of its own, started by us on this machine's container engine."""
+
+    kind: Literal["docker"]
+    image: str = Field(pattern=r"^[a-z0-9][A-Za-z0-9._:/@-]*$")
+    """By digest (``vllm/vllm-openai@sha256:...``, also ``name:tag@sha256:...``), so that it cannot change
+    unseen. A tag is allowed: the digest it stands for is recorded, with a warning."""
+    pull: Literal["missing", "always", "never"] = "missing"
+    command: list[str] = Field(default_factory=lambda: ["vllm", "serve", "{source}"], min_length=1)
+    """In place of the image's entrypoint; completed as for ``process``."""
+    env: dict[str, str] = Field(default_factory=dict)
+    pass_env: Annotated[list[str], AfterValidator(_variables)] = Field(default_factory=list)
+    """Variables given to the container with the values they have here, e.g. ``HF_TOKEN``."""
+    api_key_env: str | None = None
+    """Environment variable that holds the API key given to server and client."""
+    gpus: Literal["all"] | Annotated[int, Field(ge=1, le=64)] | list[str] | None = None
+    """NVIDIA: ``all``, how many, or which (indices or UUIDs). Needs NVIDIA's container toolkit."""
+    devices: list[Annotated[str, Field(pattern=r"^/dev/[^:\s]+$")]] = Field(default_factory=list)
+    """Device files, e.g. AMD's ``/dev/kfd`` and ``/dev/dri``."""
+    groups: list[str] = Field(default_factory=list)
+    """Groups the devices need, e.g. ``video`` and ``render``."""
+    security_opt: list[str] = Field(default_factory=list)
+    model_cache: str | None = Field(None, pattern=r"^(/[^:\s]+|[A-Za-z0-9][A-Za-z0-9_.-]*)$")
+    """A volume's name, or a folder of this machine, that keeps downloaded weights (``HF_HOME``)."""
+    volumes: list[Annotated[str, Field(pattern=r"^[^:\s]+:/[^:\s]*(:(ro|rw))?$")]] = Field(
+        default_factory=list
+    )
+    """``source:/target[:ro]``, e.g. for weights that lie in a folder."""
+    shm_size: str = Field("8g", pattern=r"^[1-9]\d*[kmg]$")
+    """Shared memory: tensor parallelism needs gigabytes of it."""
+    container_port: int = Field(8000, ge=1, le=65535)
+    port: int = Field(0, ge=0, le=65535)
+    """On 127.0.0.1. 0: a free one."""
+    start_timeout_s: Seconds = 3600
+    stop_timeout_s: Seconds = 60
+
+
+SERVER_KINDS = ("simulator", "process", "docker", "endpoint")
+Server = Annotated[
+    SimulatorServer | ProcessServer | DockerServer | EndpointServer, Field(discriminator="kind")
+]
 
 
 def _plain_http(url: str) -> str:

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 parser = argparse.ArgumentParser()
+parser.add_argument("--host", default="127.0.0.1")
 parser.add_argument("--port", type=int, required=True)
 parser.add_argument("--served", default="fake/model")
 parser.add_argument("--health", type=int, default=200)
@@ -86,4 +87,4 @@ if options.habit == "family":
         (note / name).exists() and (note / name).read_text() for name in ("child", "stray", "nameless")
     ):
         time.sleep(0.01)
-ThreadingHTTPServer(("127.0.0.1", options.port), Handler).serve_forever()
+ThreadingHTTPServer((options.host, options.port), Handler).serve_forever()

@@ -295,7 +295,7 @@ def test_vllm_is_the_default_command(fake_model: MakeModel) -> None:
         "vllm_args": ["--max-num-seqs", "8"],
     }
     model = fake_model(model=settings, command=["vllm", "serve", "{source}"])
-    line = process.command_line("m", model, model.server)  # type: ignore[arg-type]  # a ProcessServer
+    line = process.command_line("m", model, ["vllm", "serve", "{source}"])
     values = {"source": "org/m", "served_name": "m", "revision": "abc", "host": "127.0.0.1", "port": "8000"}
     assert process.fill(line, values) == [
         *("vllm", "serve", "org/m", "--host", "127.0.0.1", "--port", "8000", "--served-model-name", "m"),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 KINDS = {
     "simulator": "include.capacity.servers.simulator",
     "process": "include.capacity.servers.process",
+    "docker": "include.capacity.servers.docker",
     "endpoint": "include.capacity.servers.endpoint",
 }
 

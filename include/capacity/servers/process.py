@@ -37,7 +37,7 @@ from include.capacity.servers import stack as stacks
 from include.capacity.servers.base import PROJECT, Handle, Owner, RunIsOver
 from include.capacity.servers.devices import refuse_in_use
 from include.capacity.servers.key import api_key
-from include.capacity.servers.ready import wait_until_ready
+from include.capacity.servers.ready import wait_or_tell
 from include.capacity.servers.stale import clear_accelerator
 from include.capacity.servers.state import (
     READY,
@@ -108,7 +108,7 @@ def start(
         raise ConfigError(f"models.{model_key}.server: expected kind process, found {server.kind}")
     launched = Launch(
         kind="process",
-        command=command_line(model_key, model, server),
+        command=command_line(model_key, model, server.command),
         host=server.host,
         port=server.port,
         start_timeout_s=server.start_timeout_s,
@@ -150,7 +150,7 @@ def tail(handle: Handle, lines: int = 40) -> str:
     """The last lines of the server's log, secrets masked."""
     if not handle.log:
         return ""
-    return log_tail(Path(handle.log), lines, _key_if_set(handle.api_key_env))
+    return log_tail(Path(handle.log), lines, key_if_set(handle.api_key_env))
 
 
 def running(handle: Handle) -> int | None:
@@ -166,13 +166,13 @@ def owned(folder: Path) -> list[ServerState]:
 # -- the command
 
 
-def command_line(model_key: str, model: Model, server: ProcessServer) -> list[str]:
+def command_line(model_key: str, model: Model, configured: Sequence[str]) -> list[str]:
     """The configured command; with vLLM's arguments appended where it mentions no ``{port}``.
 
     Placeholders are left in. ConfigError for what would be read as an option or shown to everybody.
     """
     where = f"models.{model_key}"
-    command = list(server.command)
+    command = list(configured)
     if not any("{port}" in arg for arg in command):
         command += ["--host", "{host}", "--port", "{port}", "--served-model-name", "{served_name}"]
         command += ["--revision", "{revision}"] if model.revision else []
@@ -259,13 +259,13 @@ def launch(
         "port": str(port),
     }
     env = server_env(os.environ, launched.env, key) | marks(state)
-    _remove_old_logs(folder, model_key)
+    remove_old_logs(folder, model_key)
     write_state(Path(str(handle.state)), state)
     try:
         child = _spawn(fill(launched.command, values), env, handle)
         write_state(Path(str(handle.state)), state)
-        _wait(child, handle, model, launched, key)
-        handle.stack = stacks.process_stack(
+        _wait(child, handle, launched, key)
+        handle.stack = stacks.launched_stack(
             kind=launched.kind,
             url=handle.url,
             api_key=key,
@@ -273,8 +273,9 @@ def launch(
             revision=model.revision,
             args=launched.command if launched.shown is None else launched.shown,
             env=launched.env,
-            log_head=_read(Path(str(handle.log)), 0, HEAD_BYTES),
-            python=stacks.interpreter_of(child.pid),
+            log_head=log_head(Path(str(handle.log))),
+            packages=stacks.package_versions(stacks.interpreter_of(child.pid)),
+            accelerators=stacks.accelerators(stacks.visible(env)),
         )
         handle.stack |= launched.known
         handle.simulated = handle.stack["simulated"]
@@ -345,9 +346,7 @@ def _spawn(command: list[str], env: dict[str, str], handle: Handle) -> subproces
     return child
 
 
-def _wait(
-    child: subprocess.Popen[bytes], handle: Handle, model: Model, launched: Launch, key: str | None
-) -> None:
+def _wait(child: subprocess.Popen[bytes], handle: Handle, launched: Launch, key: str | None) -> None:
     """Wait until ready; errors carry the tail of the log."""
     began = time.monotonic()
     path = Path(str(handle.log))
@@ -360,27 +359,15 @@ def _wait(
                 how += " (out of memory?)"
             raise ServerDied(f"{handle.model}: the server ended {how} after {time.monotonic() - began:.1f} s")
 
-    def progress(stage: str, waited_s: float, seen: str) -> None:
-        last = log_tail(path, 1, key)
-        log.info(
-            "%s: starting, %.0f s of at most %.0f s, waiting for %s (%s); log: %s",
-            *(handle.model, waited_s, launched.start_timeout_s, stage, seen, last),
-        )
-
-    try:
-        wait_until_ready(
-            handle.url,
-            model.served_name,
-            api_key=key,
-            endpoints=launched.endpoints,
-            timeout_s=launched.start_timeout_s,
-            check=check,
-            progress=progress,
-        )
-    except ServerError as error:
-        about = str(error) if isinstance(error, ServerDied) else f"{handle.model}: {error}"
-        said = log_tail(path, 40, key) or "(nothing)"
-        raise type(error)(f"{about}\n--- last lines of {path} ---\n{said}") from error
+    wait_or_tell(
+        handle,
+        endpoints=launched.endpoints,
+        api_key=key,
+        timeout_s=launched.start_timeout_s,
+        check=check,
+        last_lines=lambda lines: log_tail(path, lines, key),
+        where=str(path),
+    )
 
 
 # -- stopping
@@ -552,19 +539,26 @@ def log_tail(path: Path, lines: int, *secrets: str | None) -> str:
     return stacks.redact_text("\n".join(text.splitlines()[-lines:]), secrets)
 
 
+def log_head(path: Path) -> str:
+    """The beginning of a log, where a server tells what it found at its start."""
+    return _read(path, 0, HEAD_BYTES)
+
+
 def _read(path: Path, offset: int, size: int) -> str:
     with path.open("rb") as file:
         file.seek(offset)
         return file.read(size).decode("utf-8", "replace")
 
 
-def _remove_old_logs(folder: Path, model_key: str) -> None:
+def remove_old_logs(folder: Path, model_key: str) -> None:
+    """Keep the last few logs of a model."""
     logs = folder.glob(f"{safe_name(model_key)}.{'[0-9a-f]' * 32}.log")
     for old in sorted(logs, key=lambda path: path.stat().st_mtime)[: -KEEP_LOGS + 1]:
         old.unlink(missing_ok=True)
 
 
-def _key_if_set(name: str | None) -> str | None:
+def key_if_set(name: str | None) -> str | None:
+    """The API key in that variable, to be masked; ``None`` without one."""
     return os.environ.get(name) if name else None
 
 

@@ -12,13 +12,17 @@ called wrong) ends the waiting at once. The error names the stage and the last t
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import httpx
 
-from include.capacity.errors import ServerError
+from include.capacity.errors import ServerDied, ServerError
+from include.capacity.servers.base import Handle
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 PROGRESS_EVERY_S = 5.0
@@ -73,6 +77,44 @@ def wait_until_ready(
                     told = now
                     progress(stage, now - began, seen)
                 time.sleep(POLL_S)
+
+
+def wait_or_tell(
+    handle: Handle,
+    *,
+    endpoints: Iterable[str],
+    api_key: str | None,
+    timeout_s: float,
+    check: Callable[[], None],
+    last_lines: Callable[[int], str],
+    where: str,
+) -> None:
+    """Wait for a server that we have started; its log's end is told on the way and in errors.
+
+    See :func:`wait_until_ready`. ``last_lines`` gives that many last lines of the log, secrets masked, and
+    ``where`` names the log.
+    """
+
+    def progress(stage: str, waited_s: float, seen: str) -> None:
+        log.info(
+            "%s: starting, %.0f s of at most %.0f s, waiting for %s (%s); log: %s",
+            *(handle.model, waited_s, timeout_s, stage, seen, last_lines(1)),
+        )
+
+    try:
+        wait_until_ready(
+            handle.url,
+            handle.served_name,
+            api_key=api_key,
+            endpoints=endpoints,
+            timeout_s=timeout_s,
+            check=check,
+            progress=progress,
+        )
+    except ServerError as error:
+        about = str(error) if isinstance(error, ServerDied) else f"{handle.model}: {error}"
+        said = last_lines(40) or "(nothing)"
+        raise type(error)(f"{about}\n--- last lines of {where} ---\n{said}") from error
 
 
 Judge = Callable[[httpx.Response], str | None]

@@ -1,6 +1,7 @@
 """What a limit was measured on: versions, arguments, weights, accelerators.
 
-Asked of the running server and of this machine. What nobody can tell is ``None``, never a guess.
+Asked of the running server, of this machine (NVIDIA's management library, the kernel's files for AMD), of
+the container engine or the cluster. What nobody can tell is ``None`` ("unknown" in reports), never a guess.
 Everything outside ``observed`` is the same from start to start, so it may be hashed and compared;
 ``observed`` holds what differs a little each time (the size of the KV cache). Secrets are masked:
 values of options, variables and URLs whose names or looks say key, token, password or the like.
@@ -8,11 +9,12 @@ values of options, variables and URLs whose names or looks say key, token, passw
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
+import platform
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,17 @@ _NOT_SECRET = re.compile(
 )
 _SECRET_LOOK = re.compile(r"\b(sk-|hf_|ghp_|xox[abp]-|AKIA|eyJ)[A-Za-z0-9._-]{8,}")
 _URL_PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+# vLLM 0.32 says both in one line ("GPU KV cache size: 43,520 tokens, Maximum concurrency for 8,192 tokens per
+# request: 5.31x"), older ones in two.
+_KV_LINE = re.compile(r"(?:(?:GPU|CPU|TPU|XPU)[ +a-z]* )?KV cache size: .*|Maximum concurrency for .*")
 _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 _KV_CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.,]+)x")
+
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables that narrow down which of a machine's accelerators a process uses."""
+DRM = Path("/sys/class/drm")
+AMDGPU_VERSION = Path("/sys/module/amdgpu/version")
+AMD = "0x1002"
 
 _VERSIONS = """
 import importlib.metadata as m, json, platform, sys
@@ -58,7 +69,7 @@ def server_facts(url: str, api_key: str | None = None) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def process_stack(
+def launched_stack(
     *,
     kind: str,
     url: str,
@@ -68,12 +79,14 @@ def process_stack(
     args: Iterable[str],
     env: Mapping[str, str],
     log_head: str,
-    python: str | None,
+    packages: Mapping[str, str] | None,
+    accelerators: list[dict[str, Any]] | None,
+    image: Mapping[str, str | None] | None = None,
 ) -> dict[str, Any]:
-    """The stack of a server that runs as a process on this machine.
+    """The stack of a server that we have started.
 
     ``args`` is the command as configured (placeholders unfilled: ports differ), ``log_head`` the
-    log from its start to readiness, ``python`` the interpreter the server runs in, if it does.
+    log from its start to readiness, ``image`` the ``name``, ``digest`` and ``id`` of a container's.
     """
     said = server_facts(url, api_key)
     return {
@@ -82,11 +95,12 @@ def process_stack(
         "vllm_version": _text(said.get("version")),
         "source": source or None,
         "revision": revision,
+        "image": None if image is None else dict(image),
         "args": redact_args(args),
         "env": {name: MASK if _secret(name) else redact_text(value) for name, value in sorted(env.items())},
-        "packages": package_versions(python),
-        "accelerators": accelerators(),
-        "observed": {**kv_cache(log_head, url, api_key)},
+        "packages": None if packages is None else dict(packages),
+        "accelerators": accelerators,
+        "observed": kv_cache(log_head, url, api_key),
     }
 
 
@@ -100,11 +114,12 @@ def endpoint_stack(url: str, api_key: str | None) -> dict[str, Any]:
         "vllm_version": _text(said.get("version")),
         "source": None,
         "revision": None,
+        "image": None,
         "args": None,
         "env": None,
         "packages": None,
         "accelerators": None,
-        "observed": {**kv_cache("", url, api_key)},
+        "observed": kv_cache("", url, api_key),
     }
 
 
@@ -120,17 +135,19 @@ def _simulation(said: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def kv_cache(log: str, url: str, api_key: str | None) -> dict[str, float | None]:
-    """Size of the KV cache in tokens, and how many requests of full length it holds at once.
+def kv_cache(log: str, url: str, api_key: str | None) -> dict[str, float | str | None]:
+    """Size of the KV cache in tokens, how many requests of full length it holds at once, and vLLM's words.
 
     From vLLM's start-up log, else from its ``vllm:cache_config_info`` metric.
     """
     tokens = _KV_TOKENS.search(log)
     concurrency = _KV_CONCURRENCY.search(log)
-    found: dict[str, float | None] = {
+    said = list(dict.fromkeys(found.group().strip() for found in _KV_LINE.finditer(log)))
+    found: dict[str, float | str | None] = {
         "kv_cache_tokens": _number(tokens.group(1)) if tokens else None,
         "kv_cache_max_concurrency": _number(concurrency.group(2)) if concurrency else None,
         "max_model_len": _number(concurrency.group(1)) if concurrency else None,
+        "startup_line": redact_text("; ".join(said)) or None,
     }
     if found["kv_cache_tokens"] is None:
         labels = _cache_config(url, api_key)
@@ -139,13 +156,92 @@ def kv_cache(log: str, url: str, api_key: str | None) -> dict[str, float | None]
     return found
 
 
-def accelerators() -> list[dict[str, str]] | None:
-    """This machine's NVIDIA accelerators (name, memory, driver); ``None`` if nobody can tell."""
-    printed = _run(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
-    if printed is None:
+# -- accelerators
+
+
+def accelerators(only: Iterable[str] | None = None) -> list[dict[str, Any]] | None:
+    """This machine's accelerators: for each type ``name``, ``memory_bytes``, ``driver`` and ``count``.
+
+    ``only``: indices or UUIDs to count; all if not given. ``None`` if nobody can tell: no NVIDIA driver
+    and no AMD card.
+    """
+    found = nvidia()
+    if found is None:
+        found = amd()
+    if found is None:
         return None
-    rows = [[cell.strip() for cell in row] for row in csv.reader(printed.splitlines())]
-    return [dict(zip(("name", "memory", "driver"), row, strict=True)) for row in rows if len(row) == 3]
+    if only is not None:
+        wanted = set(only)
+        found = [card for at, card in enumerate(found) if str(at) in wanted or card["uuid"] in wanted]
+    kinds = Counter((card["name"], card["memory_bytes"], card["driver"]) for card in found)
+    return [
+        {"name": name, "memory_bytes": memory, "driver": driver, "count": count}
+        for (name, memory, driver), count in kinds.items()
+    ]
+
+
+def visible(env: Mapping[str, str]) -> list[str] | None:
+    """The accelerators that an environment narrows a process down to; ``None``: all."""
+    listed = next((env[name] for name in VISIBLE if name in env), None)
+    return None if listed is None else [item.strip() for item in listed.split(",") if item.strip()]
+
+
+def nvidia() -> list[dict[str, Any]] | None:
+    """NVIDIA's cards, by its management library; ``None`` without its driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
+        return [
+            {
+                "uuid": str(pynvml.nvmlDeviceGetUUID(handle)),
+                "name": str(pynvml.nvmlDeviceGetName(handle)),
+                "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                "driver": driver,
+            }
+            for handle in handles
+        ]
+    except pynvml.NVMLError:  # a card that fell off the bus: then the count would be wrong
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def amd(drm: Path = DRM, version: Path = AMDGPU_VERSION) -> list[dict[str, Any]] | None:
+    """AMD's cards, by the kernel's files (no library of ROCm is needed); ``None`` if there is none.
+
+    The driver is amdgpu's own version, or the kernel's where the driver came with it.
+    """
+    cards = sorted(
+        (path / "device" for path in drm.glob("card[0-9]*") if path.name[4:].isdigit()),
+        key=lambda path: int(path.parent.name[4:]),
+    )
+    ours = [card for card in cards if _line(card / "vendor") == AMD and _line(card / "mem_info_vram_total")]
+    if not ours:
+        return None
+    driver = _line(version) or f"kernel {platform.release()}"
+    return [
+        {
+            "uuid": _line(card / "unique_id"),
+            "name": _line(card / "product_name") or f"AMD {_line(card / 'device')}",
+            "memory_bytes": int(str(_line(card / "mem_info_vram_total"))),
+            "driver": driver,
+        }
+        for card in ours
+    ]
+
+
+def _line(path: Path) -> str | None:
+    """The first line of a kernel's file; ``None`` if it is not there or empty."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip().partition("\n")[0] or None
+    except OSError:
+        return None
 
 
 def package_versions(python: str | None) -> dict[str, str] | None:
