@@ -18,7 +18,13 @@ of the truth); then over all servers, one without a limit as a shortfall of 100 
 of ``1 - limit / truth`` (0 where above); mean counted requests and mean server hours, warm-up included.
 
 The interactive cap at the latency knee is switched off, because the truth knows the objectives only.
-A missed target makes the exit status 1.
+
+Then **pairs**: servers that an interactive and a batch class share are swept with the shared search, and by
+brute force each pair proven together is put to the test, beside both limits alone at once and half of each.
+There ``above`` says that the pair does not hold, ``> 1 br.`` that it does not even one bracket lower; the
+shortfall is of the sum, against the largest pair of the same proportions that holds.
+
+Each target prints PASS or MISS, and a missed one makes the exit status 1.
 """
 
 from __future__ import annotations
@@ -26,12 +32,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -45,11 +53,23 @@ from include.capacity.results.schema import STEP_COLUMNS
 from include.capacity.results.spec import Load, StepSpec
 from include.capacity.words import Outcome, Phase, State
 from tests.benchmarks import truth
-from tests.benchmarks.servers import FAMILIES, Bench, Loop, VirtualServer, generate, streams_of
+from tests.benchmarks.servers import (
+    FAMILIES,
+    Bench,
+    Loop,
+    PairServer,
+    VirtualServer,
+    generate,
+    generate_pairs,
+    streams_of,
+)
 
 SWEEP_SEED = 41
 """Requests of the sweeps: others than brute force drew."""
 BOUNDS = StepBounds()
+PAIRS_PER_FAMILY = 4
+PAIR_SEARCH_REQUESTS = 10_000
+"""A class and concurrency while the largest pair is looked for; what is proven is put to the whole test."""
 MAX_STEPS = 200
 """A sweep that plans more than this has lost its way."""
 
@@ -88,6 +108,40 @@ class Found:
         if not self.truth:
             return math.nan
         return max(0.0, 1 - (self.limit or 0) / self.truth)
+
+
+@dataclass
+class FoundPair:
+    """What was said of two classes together on one server."""
+
+    server: str
+    pair: dict[str, int]
+    """Empty without one."""
+    true_pair: dict[str, int]
+    above: bool
+    """The pair does not hold."""
+    far_above: bool
+    """... and would not one bracket lower."""
+    requests: int
+    hours: float
+
+    @property
+    def limit(self) -> int | None:
+        """In flight in all; None without a pair."""
+        return sum(self.pair.values()) or None
+
+    @property
+    def truth(self) -> int:
+        """In flight in all of the largest pair that holds; 0 if none does."""
+        return sum(self.true_pair.values())
+
+    @property
+    def shortfall(self) -> float:
+        """1 - limit / truth, 0 where above; NaN where the truth is 0."""
+        return max(0.0, 1 - (self.limit or 0) / self.truth) if self.truth else math.nan
+
+
+Row = TypeVar("Row", Found, FoundPair)
 
 
 # ------------------------------------------------------------------------------------------ the five ways
@@ -201,6 +255,37 @@ def all_ways(server: VirtualServer, true: int, seed: int) -> dict[str, Found]:
     }
 
 
+def all_pairs(server: PairServer, seed: int) -> dict[str, FoundPair]:
+    """The proven pair of a server, and what the limits alone would have suggested."""
+    bench, _, limits = run_sweep(server, seed)
+    found: dict[str, dict[str, int]] = {"alone": {}, "shared": {}}
+    for one in limits["limits"]:
+        if one["limit"] is not None:
+            found[one["measured"]][one["class"]] = one["limit"]
+    alone = found["alone"] if len(found["alone"]) == len(server.classes) else {}
+    best = truth.true_pair(server, alone, PAIR_SEARCH_REQUESTS) if alone else {}
+    ways = {
+        "proven together": found["shared"],
+        "half of each limit": {name: max(1, n // 2) for name, n in alone.items()},
+        "both limits at once": alone,
+    }
+    return {way: _found_pair(server, pair, best, bench) for way, pair in ways.items()}
+
+
+def _found_pair(server: PairServer, pair: dict[str, int], best: dict[str, int], bench: Bench) -> FoundPair:
+    lower = {name: max(1, min(n - 1, math.floor(0.95 * n))) for name, n in pair.items()}
+    above = bool(pair) and not truth.pair_holds(server, pair)
+    return FoundPair(
+        server=server.name,
+        pair=pair,
+        true_pair=best,
+        above=above,
+        far_above=above and not truth.pair_holds(server, lower),
+        requests=bench.counted,
+        hours=bench.clock_s / 3600,
+    )
+
+
 def _lower(successes: int, n: int) -> float:
     return float(beta.ppf(0.05, successes, n - successes + 1)) if successes else 0.0
 
@@ -283,7 +368,7 @@ class Summary:
     hours: float
 
 
-def summary(found: Sequence[Found]) -> Summary:
+def summary(found: Sequence[Found] | Sequence[FoundPair]) -> Summary:
     """Shares, quantiles and means over servers."""
     issued = [one for one in found if one.limit is not None]
     shortfalls = [one.shortfall for one in found if one.truth]
@@ -316,7 +401,9 @@ def line(name: str, s: Summary) -> str:
     )
 
 
-def targets(found: dict[str, list[Found]]) -> list[tuple[str, float, float]]:
+def targets(
+    found: dict[str, list[Found]], pairs: dict[str, list[FoundPair]]
+) -> list[tuple[str, float, float]]:
     """(what, value, at most)."""
     mine = summary(found["ours"])
     families = sorted({one.family for one in found["ours"]}, key=FAMILIES.index)
@@ -331,10 +418,15 @@ def targets(found: dict[str, list[Found]]) -> list[tuple[str, float, float]]:
             (f"requests / those of {way}", mine.requests / summary(found[way]).requests, 0.8)
             for way in ("fixed evidence", "fixed 600")
         ),
+        *(
+            ("proven pairs above the truth", summary(rows).above, 0.05)
+            for way, rows in pairs.items()
+            if way == "proven together"
+        ),
     ]
 
 
-def report(found: dict[str, list[Found]]) -> bool:
+def report(found: dict[str, list[Found]], pairs: dict[str, list[FoundPair]]) -> bool:
     """Print everything; whether all targets are met."""
     out = sys.stdout.write
     out(f"\n{HEAD}\n")
@@ -358,11 +450,18 @@ def report(found: dict[str, list[Found]]) -> bool:
             + ", ".join(f"{one.server} {one.limit} > {one.truth}" for one in above)
             + "\n"
         )
+    if pairs:
+        out(f"\nshared by two classes\n{HEAD}\n")
+        for way, rows in pairs.items():
+            out(line(way, summary(rows)) + "\n")
+        wrong = [one for one in pairs["proven together"] if one.above]
+        for one in wrong:
+            out(f"above the truth: {one.server} {one.pair}, {one.true_pair} holds\n")
     out("\n")
     good = True
-    for what, value, most in targets(found):
+    for what, value, most in targets(found, pairs):
         good &= value <= most
-        out(f"{'met ' if value <= most else 'MISSED'} {what}: {value:.3f} (at most {most:.3f})\n")
+        out(f"{'PASS' if value <= most else 'MISS'} {what}: {value:.3f} (at most {most:.3f})\n")
     return good
 
 
@@ -372,15 +471,24 @@ def sweep_all(
     """Every way on every server, with progress on stderr."""
     trues = [truths[server.name] for server in servers]
     seeds = [seed] * len(servers)
-    started = time.monotonic()
     if jobs == 1:
-        return _collect(map(all_ways, servers, trues, seeds), len(servers), started)
+        return _collect(map(all_ways, servers, trues, seeds), len(servers))
     with ProcessPoolExecutor(jobs) as pool:
-        return _collect(pool.map(all_ways, servers, trues, seeds), len(servers), started)
+        return _collect(pool.map(all_ways, servers, trues, seeds), len(servers))
 
 
-def _collect(results: Iterable[dict[str, Found]], total: int, started: float) -> dict[str, list[Found]]:
-    found: dict[str, list[Found]] = {}
+def sweep_pairs(servers: Sequence[PairServer], seed: int, jobs: int = 1) -> dict[str, list[FoundPair]]:
+    """Every shared server, with progress on stderr."""
+    seeds = [seed] * len(servers)
+    if jobs == 1:
+        return _collect(map(all_pairs, servers, seeds), len(servers))
+    with ProcessPoolExecutor(jobs) as pool:
+        return _collect(pool.map(all_pairs, servers, seeds), len(servers))
+
+
+def _collect(results: Iterable[dict[str, Row]], total: int) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    started = time.monotonic()
     for done, result in enumerate(results, 1):
         for way, row in result.items():
             found.setdefault(way, []).append(row)
@@ -399,7 +507,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--server-seed", type=int, default=truth.SERVER_SEED)
     parser.add_argument("--per-family", type=int, default=truth.PER_FAMILY)
     parser.add_argument("--truth", type=Path, default=truth.KEPT, help="kept truths of those servers")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--pairs", type=int, default=PAIRS_PER_FAMILY, help="shared servers of each family")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rows", type=Path, help="write every result to this JSON file")
     arguments = parser.parse_args(argv)
     servers = generate(arguments.per_family, arguments.server_seed)
@@ -411,11 +520,19 @@ def main(argv: list[str] | None = None) -> int:
         servers = [servers[at] for at in sorted(set(picked))]
     started = time.monotonic()
     found = sweep_all(servers, truths, arguments.seed, arguments.jobs)
-    good = report(found)
+    pairs: dict[str, list[FoundPair]] = {}
+    if arguments.pairs:
+        pairs = sweep_pairs(
+            generate_pairs(arguments.pairs, arguments.server_seed), arguments.seed, arguments.jobs
+        )
+    good = report(found, pairs)
     sys.stdout.write(f"{time.monotonic() - started:.0f} s\n")
     if arguments.rows:
         arguments.rows.write_text(
-            json.dumps({way: [asdict(one) for one in rows] for way, rows in found.items()}, indent=0)
+            json.dumps(
+                {way: [asdict(one) for one in rows] for way, rows in [*found.items(), *pairs.items()]},
+                indent=0,
+            )
         )
     return 0 if good else 1
 

@@ -32,8 +32,8 @@ import inspect
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,7 @@ REFUSAL_S = 0.002
 BLOCK = 4096
 """Requests whose lengths are drawn at a time."""
 
+PAIR_FAMILIES = ("slots", "kv", "compute", "deadline", "admission", "retrograde")
 FAMILIES = ("slots", "kv", "compute", "deadline", "admission", "crash", "retrograde", "none")
 
 
@@ -153,6 +154,24 @@ class VirtualServer:
     def classes(self) -> dict[str, ServiceClass]:
         """As the planner and the evidence want it."""
         return {self.class_name: self.service_class}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairServer(VirtualServer):
+    """A server that two classes share: its own and another one."""
+
+    other: VirtualServer
+    """Whose class and traffic come second; its mechanism is not used."""
+
+    @property
+    def tenants(self) -> dict[str, tuple[ServiceClass, Traffic]]:
+        """Class and traffic by name."""
+        return {**super().tenants, **self.other.tenants}
+
+    @property
+    def classes(self) -> dict[str, ServiceClass]:
+        """As the planner and the evidence want it."""
+        return {**super().classes, **self.other.classes}
 
 
 # --------------------------------------------------------------------------------------------- the loop
@@ -491,7 +510,14 @@ Decide = Callable[[str, list[dict[str, Any]], bool], State]
 
 def streams_of(server: VirtualServer, concurrency: int, rng: np.random.Generator) -> list[_Stream]:
     """The traffic of a step of the server's one class."""
-    return [_stream(*server.tenants[server.class_name], concurrency, rng)]
+    return streams_together(server, {server.class_name: concurrency}, rng)
+
+
+def streams_together(
+    server: VirtualServer, loads: Mapping[str, int], rng: np.random.Generator
+) -> list[_Stream]:
+    """The traffic of a step of several classes, in the order of ``loads``: class -> concurrency."""
+    return [_stream(*server.tenants[name], n, rng) for name, n in loads.items()]
 
 
 def _stream(
@@ -902,6 +928,41 @@ def generate(per_family: int, seed: int, families: Sequence[str] = FAMILIES) -> 
         for family in families
         for index in range(per_family)
     ]
+
+
+def generate_pairs(per_family: int, seed: int) -> list[PairServer]:
+    """``per_family`` servers of each of ``PAIR_FAMILIES``, shared by an interactive and a batch class."""
+    return [_make_pair(family, index, seed) for family in PAIR_FAMILIES for index in range(per_family)]
+
+
+def _make_pair(family: str, index: int, seed: int) -> PairServer:
+    """An interactive server, and beside it a batch class whose deadline bites within its ladder.
+
+    The deadline is what 95 % of the batch requests keep at 16 to 128 in flight, alone on the server.
+    """
+    base = make_server(family, "interactive", index, seed)
+    other = make_server(family, "batch", index, seed)
+    rng = np.random.default_rng([base.seed, other.seed])
+    n = round(math.exp(rng.uniform(math.log(16), math.log(128))))
+    stream = _Stream(other.traffic, INF, False, n, rng)
+    loop = Loop(base.mechanism, [stream], rng)
+    loop.advance(INF, 3 * n + 3000)
+    took = [
+        end - start
+        for start, end, outcome in zip(loop.start, loop.end, loop.outcome, strict=True)
+        if end is not None and outcome is Outcome.COMPLETED
+    ]
+    service_class = other.service_class.model_copy(
+        update={"deadline_s": float(np.quantile(took[len(took) // 4 :], 0.95)), "ladder": [1, 4, 16, 64, 256]}
+    )
+    return PairServer(
+        **{
+            **vars(base),
+            "name": f"{family}-pair-{index:02d}",
+            "service_class": base.service_class.model_copy(update={"ladder": [1, 4, 16, 64, 256]}),
+        },
+        other=replace(other, service_class=service_class),
+    )
 
 
 def generator_hash(servers: Sequence[VirtualServer]) -> str:

@@ -18,14 +18,16 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from include.capacity.config import ServiceClass
 from include.capacity.words import Outcome
-from tests.benchmarks.servers import Loop, VirtualServer, generate, generator_hash, streams_of
+from tests.benchmarks.servers import Loop, VirtualServer, generate, generator_hash, streams_together
 
 KEPT = Path(__file__).with_name("truth.json")
 REQUESTS = 40_000
@@ -37,69 +39,114 @@ TUNE_SEED = 1
 """Servers to look at while changing the method; never reported."""
 PER_FAMILY = 28
 MAX_REQUESTS = 160_000
+PARTS = 64
+"""True pairs are found to this part of the limits alone."""
 
 
 def shares(
     server: VirtualServer, concurrency: int, requests: int = REQUESTS, seed: int = TRUTH_SEED
 ) -> tuple[float, float]:
     """Shares of attempted requests that completed and that met every objective; (0, 0) if the server died."""
+    return shares_together(server, {server.class_name: concurrency}, requests, seed)[server.class_name]
+
+
+def shares_together(
+    server: VirtualServer, loads: Mapping[str, int], requests: int = REQUESTS, seed: int = TRUTH_SEED
+) -> dict[str, tuple[float, float]]:
+    """As :func:`shares`, of each class of ``loads`` (class -> concurrency) with all in flight at once.
+
+    At least ``requests`` of each class, unless that takes more than ``MAX_REQUESTS`` in all.
+    """
     rng = np.random.default_rng([server.seed, seed])
     mechanism = server.mechanism
-    loop = Loop(mechanism, streams_of(server, concurrency, rng), rng)
-    loop.advance(math.inf, 3 * concurrency)
+    loop = Loop(mechanism, streams_together(server, loads, rng), rng)
+    loop.advance(math.inf, 3 * sum(loads.values()))
     window_s, first = loop.now, len(loop.start)
     long_s = max(
         15 * mechanism.stall_gap_s if mechanism.stall_gap_s else 0.0,
         3 * mechanism.drift_period_s if mechanism.drift else 0.0,
     )
     loop.advance(math.inf, loop.ended + requests)
+    while len(loads) > 1 and not loop.crashed and len(loop.start) - first < MAX_REQUESTS:
+        fewest = np.bincount(loop.stream[first:], minlength=len(loads)).min()
+        if fewest >= requests:
+            break
+        loop.advance(math.inf, loop.ended + requests)
     loop.advance(window_s + long_s, first + MAX_REQUESTS)
     last = len(loop.start)
-    loop.advance(loop.now + server.service_class.deadline_s + 1)  # let those started by then end
+    longest_s = max(server.classes[name].deadline_s for name in loads)
+    loop.advance(loop.now + longest_s + 1)  # let those started by then end
     if loop.crashed:
-        return 0.0, 0.0
+        return dict.fromkeys(loads, (0.0, 0.0))
+    stream = np.array(loop.stream[first:last])
     completed = np.array([outcome is Outcome.COMPLETED for outcome in loop.outcome[first:last]])
-    met = completed
-    if (objective := server.service_class.ttft) is not None:
-        start = np.array(loop.start[first:last])
-        token = np.array([math.inf if at is None else at for at in loop.first[first:last]])
-        added = mechanism.first_token_s * rng.lognormal(0, 0.3, len(start))
-        met = completed & (token - start + added <= objective.at_most_s)
-    return float(completed.mean()), float(met.mean())
+    start = np.array(loop.start[first:last])
+    token = np.array([math.inf if at is None else at for at in loop.first[first:last]])
+    found = {}
+    for index, name in enumerate(loads):
+        mine = stream == index
+        met = completed[mine]
+        if (objective := server.classes[name].ttft) is not None:
+            added = mechanism.first_token_s * rng.lognormal(0, 0.3, len(met))
+            met = met & (token[mine] - start[mine] + added <= objective.at_most_s)
+        found[name] = (float(completed[mine].mean()), float(met.mean()))
+    return found
+
+
+def holds(service_class: ServiceClass, y: float, z: float) -> bool:
+    """Whether these shares keep the class's floor and objective."""
+    share = service_class.ttft.share if service_class.ttft else 0.0
+    return y >= service_class.completion_floor and z >= share
+
+
+def pair_holds(server: VirtualServer, loads: Mapping[str, int], requests: int = REQUESTS) -> bool:
+    """Whether every class of ``loads`` holds with all of them at once."""
+    found = shares_together(server, loads, requests)
+    return all(holds(server.classes[name], *found[name]) for name in loads)
+
+
+def true_pair(server: VirtualServer, alone: Mapping[str, int], requests: int = REQUESTS) -> dict[str, int]:
+    """The largest (s n_1, s n_2), s to 1/64, that holds, by bisection; empty if not even the smallest."""
+
+    def pair(part: int) -> dict[str, int]:
+        return {name: max(1, math.floor(part * n / PARTS)) for name, n in alone.items()}
+
+    good, bad = 0, PARTS + 1
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if pair_holds(server, pair(middle), requests) else (good, middle)
+    return pair(good) if good else {}
 
 
 def true_limit(server: VirtualServer, requests: int = REQUESTS) -> dict[str, Any]:
     """``{"limit", "at": [y, z], "above": [N, y, z] | None, "tried": number of N}``; 0: not even N = 1."""
-    service_class = server.service_class
-    share = service_class.ttft.share if service_class.ttft else 0.0
-    top = service_class.ladder[-1]
+    top = server.service_class.ladder[-1]
     found: dict[int, tuple[float, float]] = {}
 
-    def holds(n: int) -> bool:
+    def good_at(n: int) -> bool:
         if n not in found:
             found[n] = shares(server, n, requests)
-        y, z = found[n]
-        return y >= service_class.completion_floor and z >= share
+        return holds(server.service_class, *found[n])
 
     good, bad = 0, None
     n = 1
     while bad is None and good < top:
-        if holds(n):
+        if good_at(n):
             good, n = n, min(2 * n, top)
         else:
             bad = n
     while True:
         while bad is not None and bad - good > max(1, math.floor(0.005 * good)):
             middle = round(math.sqrt(good * bad)) if bad > 2 * good > 0 else (good + bad) // 2
-            good, bad = (middle, bad) if holds(middle) else (good, middle)
+            good, bad = (middle, bad) if good_at(middle) else (good, middle)
         below = sorted(
             {good - 1, good - 2, good - 3, *(math.floor(good * f) for f in (0.97, 0.94, 0.9, 0.8))}
         )
-        failing = [n for n in reversed(below) if n > 0 and not holds(n)]
+        failing = [n for n in reversed(below) if n > 0 and not good_at(n)]
         if not failing:
             break
         bad = min(failing)
-        good = max([n for n in found if n < bad and holds(n)], default=0)
+        good = max([n for n in found if n < bad and good_at(n)], default=0)
     return {
         "limit": good,
         "at": [round(value, 4) for value in found.get(good, (0.0, 0.0))],

@@ -4,18 +4,28 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 from scipy.stats import binom
 
 from include.capacity.limits.bounds import (
     ALPHA,
     ALPHA_EARLY,
+    Rate,
     batch_size,
     clopper_pearson_lower,
     clopper_pearson_upper,
     mean_half_width,
-    pool,
     rate,
+    tally,
 )
+
+
+def rate_of(success: ArrayLike, concurrency: int) -> Rate:
+    return rate(tally(success, concurrency))
+
+
+def rate_of_runs(*runs: ArrayLike, concurrency: int) -> Rate:
+    return rate(*(tally(run, concurrency) for run in runs))
 
 
 def outcomes(n: int, failures: list[int]) -> np.ndarray:
@@ -62,7 +72,7 @@ def test_batch_size(n, concurrency, size):
 
 def test_a_burst_of_failures_counts_as_little_as_it_says():
     # 4 batches of 5, means 0 1 1 1: p = 3/4, s_b^2 = 1/4, deff = 5 (1/4) / (3/16) = 20/3, n_e = 3
-    found = rate(outcomes(20, [0, 1, 2, 3, 4]), 5)
+    found = rate_of(outcomes(20, [0, 1, 2, 3, 4]), 5)
     assert found.n_effective == pytest.approx(3.0)
     assert found.successes == 15
     assert found.lower == pytest.approx(float(clopper_pearson_lower(2.25, 3.0)))
@@ -70,7 +80,7 @@ def test_a_burst_of_failures_counts_as_little_as_it_says():
 
 
 def test_failures_spread_evenly_leave_every_request_its_weight():
-    found = rate(outcomes(600, list(range(0, 600, 60))), 64)
+    found = rate_of(outcomes(600, list(range(0, 600, 60))), 64)
     assert found.n_effective == 600
     assert found.lower == pytest.approx(float(clopper_pearson_lower(590, 600)))
     assert found.upper == pytest.approx(float(clopper_pearson_upper(590, 600)))
@@ -78,7 +88,7 @@ def test_failures_spread_evenly_leave_every_request_its_weight():
 
 
 def test_without_failures_and_without_successes():
-    all_good, none_good = rate(np.ones(600), 64), rate(np.zeros(600), 64)
+    all_good, none_good = rate_of(np.ones(600), 64), rate_of(np.zeros(600), 64)
     assert (all_good.n_effective, all_good.upper) == (600, 1)
     assert all_good.lower == pytest.approx(0.05 ** (1 / 600))
     assert (none_good.n_effective, none_good.lower) == (600, 0)
@@ -86,14 +96,14 @@ def test_without_failures_and_without_successes():
 
 
 def test_without_requests_nothing_is_known():
-    found = rate([], 4)
+    found = rate_of([], 4)
     assert found.n == 0
     assert np.isnan([found.lower, found.upper, found.value]).all()
 
 
 def test_one_request_does_not_divide_by_zero():
-    assert rate([True], 1).lower == pytest.approx(0.05)
-    assert rate([False], 1).upper == pytest.approx(0.95)
+    assert rate_of([True], 1).lower == pytest.approx(0.05)
+    assert rate_of([False], 1).upper == pytest.approx(0.95)
 
 
 def test_the_bound_is_the_lowest_that_any_part_of_the_failures_gives():
@@ -113,7 +123,7 @@ def test_the_bound_is_the_lowest_that_any_part_of_the_failures_gives():
     failures = [0, 1, 2, 3, 7, 12, 13, 21, 22]  # 22 lies after the last whole batch
     parts = chain.from_iterable(combinations(failures, k) for k in range(len(failures) + 1))
     tried = [outcomes(23, list(part)) for part in parts]
-    found = rate(outcomes(23, failures), 5)
+    found = rate_of(outcomes(23, failures), 5)
     assert found.lower == pytest.approx(min(raw(ok, False) for ok in tried), abs=1e-12)
     assert found.upper == pytest.approx(min(raw(ok, True) for ok in tried), abs=1e-12)
 
@@ -133,11 +143,12 @@ def two_runs(draw):
     return outcomes(n, sorted(failures)), outcomes(n, sorted(fewer)), draw(st.integers(1, 40))
 
 
-@given(two_runs())
+@given(st.lists(two_runs(), min_size=1, max_size=3))
 @settings(max_examples=150, deadline=None)
 def test_more_successes_never_lower_a_bound(runs):
-    worse, better, concurrency = runs
-    a, b = rate(worse, concurrency), rate(better, concurrency)
+    concurrency = runs[0][2]
+    a = rate_of_runs(*(worse for worse, _, _ in runs), concurrency=concurrency)
+    b = rate_of_runs(*(better for _, better, _ in runs), concurrency=concurrency)
     assert b.lower >= a.lower - 1e-12
     assert b.upper >= a.upper - 1e-12
     assert b.upper_early >= a.upper_early - 1e-12
@@ -147,25 +158,27 @@ def test_more_successes_never_lower_a_bound(runs):
 @settings(max_examples=100, deadline=None)
 def test_bounds_enclose_the_rate(runs):
     ok, _, concurrency = runs
-    found = rate(ok, concurrency)
+    found = rate_of(ok, concurrency)
     assert found.lower <= found.value <= found.upper <= found.upper_early
     assert 1 <= found.n_effective <= found.n or found.n_effective == pytest.approx(found.n_effective)
 
 
-def test_repeats_that_agree_add_up():
-    together = pool([(600, 594, 600.0), (600, 594, 300.0)])
-    assert (together.n, together.successes, together.n_effective) == (1200, 1188, 900.0)
-    assert together.lower == pytest.approx(float(clopper_pearson_lower(891, 900)))
+def test_repeats_are_taken_together_batch_by_batch():
+    a, b = outcomes(600, list(range(0, 600, 100))), outcomes(600, list(range(50, 600, 100)))
+    both = rate_of_runs(a, b, concurrency=8)
+    assert (both.n, both.successes, both.n_effective) == (1200, 1188, 1200)
+    assert both.lower == pytest.approx(float(clopper_pearson_lower(1188, 1200)))
+    # 12 failures in one of 150 batches of 8 and a rest: as one run of 1200 whose last batch they are
+    burst = outcomes(600, list(range(592, 600)))
+    assert rate_of_runs(outcomes(600, []), burst, concurrency=8) == rate_of(
+        np.concatenate([outcomes(600, []), burst]), 8
+    )
 
 
-def test_repeats_that_disagree_weigh_less():
-    # p = 0.5; dispersion = (100 (0.4)^2 + 100 (0.4)^2) / 0.25 / 1 = 128
-    together = pool([(100, 90, 100.0), (100, 10, 100.0)])
-    assert together.n_effective == pytest.approx(200 / 128)
-
-
-def test_no_repeats():
-    assert pool([(0, 0, 0.0)]).n == 0
+def test_a_run_cut_short_counts_by_its_own_requests():
+    both = rate_of_runs(outcomes(600, []), outcomes(90, [1]), concurrency=8)
+    assert (both.n, both.successes) == (690, 689)
+    assert both.lower == pytest.approx(float(clopper_pearson_lower(689, 690)), abs=1e-4)
 
 
 def test_interval_of_a_mean():

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from include.capacity.errors import ConfigError, DataError
+from include.capacity.limits.bounds import rate, tally
 from include.capacity.limits.evidence import Evidence, decider, evidence_of, evidence_of_sweep
 from include.capacity.results.schema import REQUEST_SCHEMA, Facts, LoadFacts
 from include.capacity.results.spec import Load, StepSpec
@@ -330,9 +331,7 @@ class TestDecider:
 
 
 def judge_upper(ok: np.ndarray) -> float:
-    from include.capacity.limits.bounds import rate
-
-    return rate(ok, 8).upper_early
+    return rate(tally(ok, 8)).upper_early
 
 
 def test_shares_are_finite():

@@ -54,6 +54,22 @@ def test_without_a_deadline_completion_is_bounded_by_the_percentiles_of_e2e():
     assert judge(batch, attempted=1000, completed=1000).state == State.INCONCLUSIVE
 
 
+def test_repeats_fail_only_on_the_most_that_can_have_been_in_time():
+    known = {**GOOD, "attempted": 600, "completed": 600, "ttft_p95_s": None}  # p50 alone: 300 to 600 in time
+    asked = {"c": service_class(completion_floor=0.95)}
+
+    def entry(*rows: dict[str, object]) -> dict[str, object]:
+        table = steps(*({**row, "repeat": at} for at, row in enumerate(rows, 1)))
+        sweep = {"model": "m", "source": "imported"}
+        return compute_limits(sweep, [], table, None, classes=asked)["limits"][0]
+
+    assert entry(known, known)["status"] == "insufficient_evidence"
+    assert entry({**known, "ttft_p50_s": 1.2}, {**known, "ttft_p50_s": 1.2})["status"] == "no_passing_step"
+    proven = {**known, "ttft_p99_s": 0.9}
+    assert entry(proven, proven)["limit"] == 8
+    assert entry(proven, {**known, "ttft_p50_s": 1.2})["limit"] is None
+
+
 def test_what_cannot_be_known():
     assert (
         judge(completed=100, ttft_p99_s=0.5).why

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from include.capacity.limits.bounds import clustering, rate
+from include.capacity.limits.bounds import clustering, rate, tally
 from include.capacity.limits.evidence import decider, evidence_of
 from include.capacity.words import State
 from tests.benchmarks.servers import Traffic
@@ -51,13 +51,14 @@ def test_independent_lengths_cost_nothing_and_stretches_are_seen():
 def test_it_lowers_the_lower_bound_and_nothing_else():
     ok = np.ones(600, bool)
     ok[[40, 400]] = False
-    plain, known = rate(ok, 30), rate(ok, 30, least_deff=5.0)
+    plain, known = rate(tally(ok, 30)), rate(tally(ok, 30), least_deff=5.0)
     assert known.lower < plain.lower
     assert known.n_effective == 120
     assert (known.upper, known.upper_early) == (plain.upper, plain.upper_early)
     # Without a failure: alpha^(1 / n_e).
-    assert rate(np.ones(600), 30, least_deff=5.0).lower == pytest.approx(0.05 ** (1 / 120))
-    assert rate(np.ones(600), 30, least_deff=0.2).lower == rate(np.ones(600), 30).lower
+    good = tally(np.ones(600), 30)
+    assert rate(good, least_deff=5.0).lower == pytest.approx(0.05 ** (1 / 120))
+    assert rate(good, least_deff=0.2).lower == rate(good).lower
 
 
 def test_a_step_without_failures_passes_or_not_by_what_was_asked():

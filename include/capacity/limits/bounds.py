@@ -19,6 +19,7 @@ observed failures gives, and the upper bound the lowest that any such subset giv
 of a given size the batch variance is largest when the fullest batches are kept whole, and smallest
 when all batches are cut at one level (majorisation), so the exact minimum over all subsets is a
 minimum over their size only. Both changes err on the safe side for a limit: fewer passes, more fails.
+**Repeats** of a step are taken together batch by batch, so the same holds for them.
 
 With few failures or none the data cannot show that failures come together: 600 requests without one look
 like 600 independent ones, even if requests come in stretches of long ones and only the rare worst stretch
@@ -65,7 +66,10 @@ def clopper_pearson_upper(successes: ArrayLike, trials: ArrayLike, alpha: float 
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """A success rate of one step, with its one-sided bounds. Unknown (no requests) is NaN."""
+    """A success rate of one step, or of its repeats together, with its one-sided bounds.
+
+    Unknown (no requests) is NaN.
+    """
 
     n: int
     successes: int
@@ -122,23 +126,49 @@ def _ranks(values: Floats) -> Floats:
     return (np.cumsum(counts) - (counts - 1) / 2)[which]
 
 
-def rate(success: ArrayLike, concurrency: int, least_deff: float = 1.0) -> Rate:
-    """Bounds of a success rate. ``success``: booleans of the attempted requests in order of start.
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """The requests of one run of a step, and how many of them failed where."""
+
+    n: int
+    size: int
+    """Requests a batch."""
+    clusters: tuple[int, ...]
+    """Failures of each whole batch that had any."""
+    rest: int
+    """Failures after the last whole batch: they count in the rate and not in the batch variance."""
+
+
+def tally(success: ArrayLike, concurrency: int) -> Tally:
+    """``success``: booleans of the attempted requests in order of start."""
+    ok = np.asarray(success, dtype=bool)
+    size = batch_size(ok.size, concurrency)
+    whole = ok.size // size * size
+    failures = (~ok[:whole]).reshape(-1, size).sum(axis=1)
+    return Tally(
+        n=int(ok.size),
+        size=size,
+        clusters=tuple(failures[failures > 0].tolist()),
+        rest=int((~ok[whole:]).sum()),
+    )
+
+
+def rate(*runs: Tally, least_deff: float = 1.0) -> Rate:
+    """Bounds of a success rate, over one run or over all repeats of a step.
 
     ``least_deff``: design effect known from elsewhere (:func:`clustering`), for the lower bound.
     """
-    ok = np.asarray(success, dtype=bool)
-    n = int(ok.size)
+    n = sum(run.n for run in runs)
     if n == 0:
         nan = float("nan")
         return Rate(n=0, successes=0, n_effective=0.0, lower=nan, upper=nan, upper_early=nan)
-    size = batch_size(n, concurrency)
-    batches = n // size
-    failures = (~ok[: batches * size]).reshape(batches, size).sum(axis=1)
-    rest = int((~ok[batches * size :]).sum())
-    total = int(failures.sum()) + rest
+    size = min(run.size for run in runs)
+    batches = sum(run.n // run.size for run in runs)
+    rest = sum(run.rest for run in runs)
+    failures = sorted((count for run in runs for count in run.clusters), reverse=True)
+    total = sum(failures) + rest
 
-    units = np.concatenate([np.arange(1, count + 1) for count in np.sort(failures)[::-1]] or [np.empty(0)])
+    units = np.concatenate([np.arange(1.0, count + 1) for count in failures] or [np.empty(0)])
     clustered = np.maximum(least_deff, _deff(units, rest, n, size, batches, np.maximum))
     spread = _deff(np.sort(units), rest, n, size, batches, np.minimum)
     # `clustered[t]`, `spread[t]`: the largest and the smallest deff of any t of the failures
@@ -177,41 +207,3 @@ def _deff(units: Floats, rest: int, n: int, size: int, batches: int, pick: np.uf
         variance = extreme[varies] / ((batches - 1) * size**2)
         deff[varies] = np.maximum(1.0, size * variance / (p[varies] * (1 - p[varies])))
     return deff
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pooled:
-    """A rate pooled over repeats of the same step."""
-
-    n: int
-    successes: int
-    n_effective: float
-    lower: float
-    upper: float
-
-
-def pool(counts: list[tuple[int, int, float]]) -> Pooled:
-    """Pool repeats given as (n, successes, effective n).
-
-    Effective requests add up. Repeats that differ by more than their own scatter allows say that a
-    start or a moment matters: the pooled effective n is then divided by Pearson's dispersion,
-    sum n_e (p_i - p)^2 / (p (1 - p)) / (repeats - 1) (McCullagh and Nelder, *Generalized Linear
-    Models*, 4.5).
-    """
-    used = [(n, x, e) for n, x, e in counts if n > 0]
-    if not used:
-        nan = float("nan")
-        return Pooled(n=0, successes=0, n_effective=0.0, lower=nan, upper=nan)
-    n, x, e = (np.array(column, float) for column in zip(*used, strict=True))
-    effective = float(e.sum())
-    p = float((e * x / n).sum() / effective)
-    if len(used) > 1 and 0 < p < 1:
-        dispersion = float((e * (x / n - p) ** 2).sum()) / (p * (1 - p)) / (len(used) - 1)
-        effective /= max(1.0, dispersion)
-    return Pooled(
-        n=int(n.sum()),
-        successes=int(x.sum()),
-        n_effective=effective,
-        lower=float(clopper_pearson_lower(p * effective, effective)),
-        upper=float(clopper_pearson_upper(p * effective, effective)),
-    )

@@ -28,9 +28,9 @@ import pandas as pd
 
 from include.capacity.config import ServiceClass
 from include.capacity.errors import ConfigError
-from include.capacity.limits.bounds import ALPHA, mean_half_width, pool
+from include.capacity.limits.bounds import ALPHA, mean_half_width
 from include.capacity.limits.claims import claim, without_limit
-from include.capacity.limits.evidence import Evidence, objectives, share
+from include.capacity.limits.evidence import Evidence, objectives, share, together, verdict
 from include.capacity.limits.imported import imported_evidence
 from include.capacity.limits.knees import (
     Counts,
@@ -251,7 +251,11 @@ class Level:
 
 
 def levels(evidence: Sequence[Evidence], service: ServiceClass) -> list[Level]:
-    """Levels in ascending order. Repeats are pooled; one that failed keeps the level from passing."""
+    """Levels in ascending order.
+
+    Repeats are judged together, and pass only if each of them holds by point estimate: how much one moment
+    differs from another cannot be told from two or three of them.
+    """
     by_n: dict[int, list[Evidence]] = {}
     for e in evidence:
         if e.proof and e.usable and not e.beside:
@@ -264,15 +268,12 @@ def _level(n: int, steps: list[Evidence], service: ServiceClass) -> Level:
     state = State(steps[0].state or State.INCONCLUSIVE)
     effective, lower_y, lower_z = steps[0].n_effective, steps[0].lower_y, steps[0].lower_z
     if len(steps) > 1:
-        y = pool([(e.attempted, e.completed, e.n_effective_y or e.attempted) for e in steps])
-        z = pool([(e.attempted, e.met, e.n_effective_z or e.attempted) for e in steps])
-        effective, lower_y, lower_z = min(y.n_effective, z.n_effective), y.lower, z.lower
-        q = share(service)
-        if y.upper < service.completion_floor or (q is not None and z.upper < q):
-            state = State.FAIL
-        elif y.lower >= service.completion_floor and (q is None or z.lower >= q):
-            state = State.INCONCLUSIVE if any(e.state == State.FAIL for e in steps) else State.PASS
-        else:
+        y, z = together(steps)
+        lower_y, lower_z = y.lower, z.lower
+        if effective is not None:
+            effective = min(y.n_effective, z.n_effective)
+        state = verdict(service, y, z)
+        if state is State.PASS and any(e.failed or e.holds is False for e in steps):
             state = State.INCONCLUSIVE
     if any(e.crashed for e in steps):
         state = State.FAIL

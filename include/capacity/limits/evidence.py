@@ -24,8 +24,8 @@ should be there and is not counts as not met.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from include.capacity.config import ServiceClass
 from include.capacity.errors import ConfigError, DataError
-from include.capacity.limits.bounds import Rate, batch_size, clustering, mean_half_width, rate
+from include.capacity.limits.bounds import Rate, Tally, batch_size, clustering, mean_half_width, rate, tally
 from include.capacity.results.schema import Facts, LoadFacts
 from include.capacity.results.spec import StepSpec
 from include.capacity.words import UNRATED, Outcome, Phase, State, StopReason
@@ -71,11 +71,20 @@ class Evidence:
     """Within the deadline (y)."""
     met: int = 0
     """Completed with every objective met (z); equal to ``completed`` without objectives."""
+    completed_most: int | None = None
+    """Where percentiles only bound the counts (imported data), ``completed`` is the fewest that must have and
+    this the most that can have; None: they are the same."""
+    met_most: int | None = None
+    clusters_y: list[int] = field(default_factory=list)
+    """Requests not completed in each batch that had any (:class:`.bounds.Tally`)."""
+    clusters_z: list[int] = field(default_factory=list)
     missed: dict[str, int] = field(default_factory=dict)
     """Completed requests that missed an objective, by objective (ttft, tpot, e2e)."""
     floor: float | None = None
     share: float | None = None
     """q; None for a class without objectives."""
+    least_deff: float = 1.0
+    """Design effect by the lengths asked for."""
     n_effective_y: float | None = None
     n_effective_z: float | None = None
     lower_y: float | None = None
@@ -246,7 +255,10 @@ def _judge(evidence: Evidence, rows: pd.DataFrame, service: ServiceClass, window
             evidence.holds = False
         return
 
-    completion, objective = _rates(columns, y, z, evidence.concurrency)
+    tally_y, tally_z = tally(y, evidence.concurrency), tally(z, evidence.concurrency)
+    evidence.clusters_y, evidence.clusters_z = list(tally_y.clusters), list(tally_z.clusters)
+    evidence.least_deff = _least_deff(columns, evidence.concurrency)
+    completion, objective = (rate(one, least_deff=evidence.least_deff) for one in (tally_y, tally_z))
     evidence.n_effective_y, evidence.n_effective_z = completion.n_effective, objective.n_effective
     evidence.lower_y, evidence.upper_y = completion.lower, completion.upper
     evidence.lower_z, evidence.upper_z = objective.lower, objective.upper
@@ -294,8 +306,8 @@ def _met(columns: Mapping[str, NDArray[Any]], service: ServiceClass) -> tuple[Bo
     return y, met
 
 
-def _rates(columns: Mapping[str, NDArray[Any]], y: Bools, z: Bools, concurrency: int) -> tuple[Rate, Rate]:
-    """Bounds of y and z.
+def _least_deff(columns: Mapping[str, NDArray[Any]], concurrency: int) -> float:
+    """The design effect that failures have at least, by the lengths asked for.
 
     Failures follow the asked lengths in part only, so they are taken to come together by the root of
     the lengths' design effect. The whole of it put no fewer limits above the truth (1.4 % of 70 virtual
@@ -305,8 +317,32 @@ def _rates(columns: Mapping[str, NDArray[Any]], y: Bools, z: Bools, concurrency:
     asked = [
         _numbers(columns[name]) for name in ("asked_prompt_tokens", "asked_max_tokens") if name in columns
     ]
-    least = math.sqrt(clustering(*asked, concurrency=concurrency))
-    return rate(y, concurrency, least), rate(z, concurrency, least)
+    return math.sqrt(clustering(*asked, concurrency=concurrency))
+
+
+def together(steps: Sequence[Evidence]) -> tuple[Rate, Rate]:
+    """(y, z) over all repeats of a step."""
+    least = max(e.least_deff for e in steps)
+
+    def of(clusters: str, fewest: str, most: str) -> Rate:
+        low = rate(*(_tally(e, getattr(e, clusters), getattr(e, fewest)) for e in steps), least_deff=least)
+        if all(getattr(e, most) is None for e in steps):
+            return low
+        known = ((e, getattr(e, fewest), getattr(e, most)) for e in steps)
+        high = rate(*(_tally(e, [], a if b is None else b) for e, a, b in known))
+        return replace(low, upper=high.upper, upper_early=high.upper_early)
+
+    return of("clusters_y", "completed", "completed_most"), of("clusters_z", "met", "met_most")
+
+
+def _tally(e: Evidence, clusters: Sequence[int], successes: int) -> Tally:
+    """Imported requests, whose order is unknown, have no batches: they are taken for independent."""
+    return Tally(
+        n=e.attempted,
+        size=batch_size(e.attempted, e.concurrency),
+        clusters=tuple(clusters),
+        rest=e.attempted - successes - sum(clusters),
+    )
 
 
 def point_holds(service: ServiceClass, completion: Rate, objective: Rate) -> bool:
@@ -391,7 +427,8 @@ def decider(classes: Mapping[str, ServiceClass]) -> Callable[[str, list[dict[str
         y, met = _met(columns, service)
         z = np.logical_and.reduce([y, *met.values()])
         concurrency = int(used[0]["concurrency"])
-        completion, objective = _rates(columns, y, z, concurrency)
+        least = _least_deff(columns, concurrency)
+        completion, objective = (rate(tally(one, concurrency), least_deff=least) for one in (y, z))
         if planned:
             return verdict(service, completion, objective)
         q = share(service)

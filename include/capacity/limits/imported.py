@@ -72,6 +72,7 @@ def _judge(key: str, row: Mapping[Any, Any], name: str, service: ServiceClass) -
         fewest, greatest = _within(row, latency, objective.at_most_s, done)
         least_z, most_z = max(0, least_z - (done - fewest)), min(most_z, greatest)
     evidence.completed, evidence.met = least, least_z
+    evidence.completed_most, evidence.met_most = most, most_z
     evidence.lower_y = float(clopper_pearson_lower(least, n))
     evidence.upper_y = float(clopper_pearson_upper(most, n))
     evidence.upper_early_y = float(clopper_pearson_upper(most, n, ALPHA_EARLY))
