@@ -55,6 +55,35 @@ from include.capacity.words import Outcome
 
 _decode = msgspec.json.Decoder().decode
 
+
+class _Delta(msgspec.Struct):
+    """Every key that :func:`_said` looks at."""
+
+    content: str | None = None
+    refusal: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    tool_calls: Any = None
+    function_call: Any = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: Any = None
+
+
+class _Chunk(msgspec.Struct):
+    """Every key that :meth:`Reading._take` looks at."""
+
+    choices: tuple[_Choice]
+    usage: dict[str, Any] | None = None
+    error: Any = None
+    object: Any = None
+
+
+_decode_usual = msgspec.json.Decoder(_Chunk).decode
+
 Headers = Sequence[tuple[bytes, bytes]]
 
 END_GRACE_S = 1.0
@@ -307,7 +336,7 @@ class Reading:
             self._done = True
             self.decided_at = at
             return
-        if not data.strip():
+        if self._took_usual(at, name, data) or not data.strip():
             return
         try:
             chunk = _json(data)
@@ -323,6 +352,44 @@ class Reading:
         problem = self._take(at, chunk, "delta")
         if problem is not None:
             self._fail(at, *problem)
+
+    def _took_usual(self, at: float, name: str, data: bytes) -> bool:
+        """The short way for almost every chunk: one choice with nothing but text. False: not such a one."""
+        try:
+            chunk = _decode_usual(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return False
+        (choice,) = chunk.choices
+        delta = choice.delta
+        if choice.finish_reason or chunk.error or chunk.object == "error" or name == "error":
+            return False
+        text = choice.text
+        if delta is not None:
+            if (
+                delta.reasoning
+                or delta.reasoning_content
+                or delta.tool_calls
+                or delta.refusal
+                or delta.function_call
+            ):
+                return False
+            text = delta.content or text
+        if text:
+            self._token(at, answer=True)
+        if chunk.usage is not None:
+            self._usage(chunk.usage, first=bool(text) and self._chunks == 1)
+        return True
+
+    def _token(self, at: float, *, answer: bool) -> None:
+        """A chunk of a stream with generated content."""
+        self._content = True
+        self._chunks += 1
+        self._chunks_since_usage += 1
+        if self._first_token_at is None:
+            self._first_token_at = at
+        self._last_token_at = at
+        if answer and self._first_answer_at is None:
+            self._first_answer_at = at
 
     def _take(self, at: float, chunk: Any, message_key: str) -> tuple[Outcome, str] | None:
         """One chunk (or, with ``message``, the whole answer); returns what is wrong with it."""
@@ -354,16 +421,10 @@ class Reading:
             reason = choice.get("finish_reason")
             if reason:
                 self._finish_reason = str(reason)
-        if content:
+        if content and self._streamed:
+            self._token(at, answer=answer)
+        elif content:
             self._content = True
-            if self._streamed:
-                self._chunks += 1
-                self._chunks_since_usage += 1
-                if self._first_token_at is None:
-                    self._first_token_at = at
-                self._last_token_at = at
-                if answer and self._first_answer_at is None:
-                    self._first_answer_at = at
         if isinstance(usage, dict):
             self._usage(usage, first=content and self._chunks == 1)
         if self._finish_reason in GAVE_UP:
