@@ -18,6 +18,7 @@ from include.capacity.load.health import (
     CpuMeter,
     LagSampler,
     LoopHealth,
+    ProcessHealth,
     bottleneck,
     ensure_descriptors,
     filled_in,
@@ -37,8 +38,23 @@ def loop(**changes: Any) -> LoopHealth:
 
 
 def client(*loops: LoopHealth, **changes: Any) -> ClientHealth:
+    """One process, or with ``processes`` several."""
     usual: dict[str, Any] = {"lags_s": [0.002] * 1000, "send_lags_s": [0.001] * 600, "cpu_share": 0.4}
-    return ClientHealth(loops=loops or [loop()], **{**usual, **changes})
+    given = {**usual, **changes}
+    one = ProcessHealth("", given.pop("lags_s"), given.pop("cpu_share"))
+    return ClientHealth(**{"loops": loops or [loop()], "processes": [one], **given})
+
+
+def test_one_late_process_of_several_is_enough_and_is_named() -> None:
+    fine, late = [0.002] * 1000, [0.030] * 1000
+    processes = [ProcessHealth("the first", fine, 0.99), ProcessHealth("the second", fine, 0.2)]
+    assert bottleneck(client(processes=processes)) is None
+    for at, name in enumerate(("the first", "the second")):
+        processes[at].lags_s = late
+        why = bottleneck(client(processes=processes))
+        assert why is not None
+        assert f"event-loop lag of {name} above" in why
+        processes[at].lags_s = fine
 
 
 def test_a_healthy_client_is_not_suspected() -> None:

@@ -28,6 +28,7 @@ from include.capacity.limits.planner import Problem, estimate_s, next_step, over
 from include.capacity.load.progress import Progress
 from include.capacity.load.request import Target
 from include.capacity.load.step import run_step
+from include.capacity.load.workers import workers_for
 from include.capacity.quality.check import rejections
 from include.capacity.results.spec import StepSpec, step_seed
 from include.capacity.results.steps import derive_steps, steps_table
@@ -201,6 +202,9 @@ def measure(
         progress=progress,
         stop_asked=stop_asked,
         theirs=data["server_kind"] == "endpoint",
+        workers=workers_for(
+            sum(load.concurrency for load in spec.loads), sweep.all_facts().values(), target.base_url
+        ),
         run_id=data["run_id"],
         attempt=data["attempt"],
     )

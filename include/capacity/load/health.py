@@ -4,7 +4,7 @@
 stamped. One late wake hides the ticks it slept through, so these are filled in with the lag they would
 have seen (a stall of one second then weighs as one second, not as one sample).
 
-**CPU share** of the process, of one core: the loop is one thread.
+**CPU share** of each process, of one core: an event loop is one thread.
 
 **Verdict**. Thresholds are effects, relative to what the step measures: an instrument is good enough if its
 error is small beside the median latency; 20 ms of wall time are always allowed, which is a few time
@@ -143,16 +143,25 @@ class LoopHealth:
     """The error of a request that failed for want of our own descriptors, ports or memory."""
 
 
+@dataclass
+class ProcessHealth:
+    """One process of the client over a step's window."""
+
+    name: str
+    """For people; empty where there is only one."""
+    lags_s: Sequence[float] | np.ndarray
+    """Event-loop lag of every tick in the window, in wall seconds."""
+    cpu_share: float | None
+
+
 @dataclass(kw_only=True)
 class ClientHealth:
     """The client over a step's window; seconds are the wall's. None is unknown."""
 
     loops: Sequence[LoopHealth]
-    lags_s: Sequence[float] | np.ndarray
-    """Event-loop lag of every tick in the window."""
+    processes: Sequence[ProcessHealth]
     send_lags_s: Sequence[float] | np.ndarray
     """From the wish to send to the write, of requests on connections that were open already."""
-    cpu_share: float | None
     server_behind_s: float | None = None
     """Server seconds a simulated server fell behind its clock."""
 
@@ -167,17 +176,21 @@ def bottleneck(health: ClientHealth) -> str | None:
             )
     latencies = [loop.median_latency_s for loop in health.loops if loop.median_latency_s is not None]
     allowed = max(ALLOWED_LAG_S, ALLOWED_LAG_SHARE * min(latencies, default=0.0))
-    cpu = health.cpu_share
-    busy = cpu is not None and cpu > BUSY_CPU_SHARE
-    shown_cpu = "" if cpu is None else f", CPU {cpu:.0%} of a core"
     remedy = "give the client a machine or a core of its own, or lower the concurrency"
-    allowed /= 2 if busy else 1
-    for what, lags in (("event-loop", health.lags_s), ("send", health.send_lags_s)):
-        late = np.asarray(lags) > allowed
+    shares = [process.cpu_share for process in health.processes if process.cpu_share is not None]
+    busiest = max(shares, default=None)
+    shown_cpu = _shown(busiest)
+    lags_of = [
+        (f"event-loop lag{process.name and ' of '}{process.name}", process.lags_s, process.cpu_share)
+        for process in health.processes
+    ]
+    for what, lags, cpu in (*lags_of, ("send lag", health.send_lags_s, busiest)):
+        limit = allowed / 2 if cpu is not None and cpu > BUSY_CPU_SHARE else allowed
+        late = np.asarray(lags) > limit
         if late.sum() >= max(LATE_LEAST, LATE_SHARE * late.size):
             return (
-                f"client-bound: {what} lag above {allowed * 1000:.0f} ms of wall time for {late.mean():.1%} "
-                f"of the window (p99 {np.quantile(lags, 0.99) * 1000:.0f} ms{shown_cpu}); {remedy}"
+                f"client-bound: {what} above {limit * 1000:.0f} ms of wall time for {late.mean():.1%} "
+                f"of the window (p99 {np.quantile(lags, 0.99) * 1000:.0f} ms{_shown(cpu)}); {remedy}"
             )
     for loop in health.loops:
         if loop.complete and loop.attempted < loop.concurrency:
@@ -201,3 +214,7 @@ def bottleneck(health: ClientHealth) -> str | None:
             "scale or free the machine's cores"
         )
     return None
+
+
+def _shown(cpu_share: float | None) -> str:
+    return "" if cpu_share is None else f", CPU {cpu_share:.0%} of a core"

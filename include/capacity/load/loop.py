@@ -249,8 +249,10 @@ class ClosedLoop:
         columns: Mapping[str, Any],
         seed: int,
         pause_after_refusal_s: float = 1.0,
+        workers: int = 1,
     ) -> None:
-        """``columns``: what is the same in every row (model, phase, repeat, ...)."""
+        """``columns``: what is the same in every row (model, phase, repeat, ...). ``workers``: processes
+        that send; slot ``s`` is the affair of worker ``s % workers``."""
         self.load = load
         self.service_class = service_class
         self.clock = clock
@@ -280,11 +282,11 @@ class ClosedLoop:
             "service_class": load.service_class,
             "workload": service_class.workload.name,
             "concurrency": load.concurrency,
-            "worker": 0,
             "deadline_s": service_class.deadline_s,
         }
         self._rng = random.Random(seed)
         self._pause_s = pause_after_refusal_s
+        self._workers = workers
         self._median = RunningMedian()
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
@@ -477,9 +479,12 @@ class ClosedLoop:
     def close_early(self, reason: StopReason) -> StopReason:
         """End the window at the latest cut before which every request has ended.
 
-        Requests that only found nobody there any more (a dead server) are left out at the end.
+        Requests that only found nobody there any more (a dead server) are left out at the end, and after an
+        error of our own all from the first on that it broke off.
         """
         cut = self._ended_prefix()
+        if reason is StopReason.ERROR:
+            cut = next((i for i in range(self._first, cut) if self.sent[i].answer is None), cut)
         if reason is StopReason.SERVER_GONE:
             while cut > self._first and self._outcome(cut - 1) is Outcome.CONNECT_FAILED:
                 cut -= 1
@@ -539,6 +544,7 @@ class ClosedLoop:
         row = {
             **self._columns,
             "request_id": prepared.request_id,
+            "worker": sent.slot % self._workers,
             "slot": sent.slot,
             "asked_prompt_tokens": prepared.asked_prompt_tokens,
             "asked_max_tokens": prepared.asked_max_tokens,

@@ -44,13 +44,15 @@ from include.capacity.load.health import (
     CpuMeter,
     LagSampler,
     LoopHealth,
+    ProcessHealth,
     bottleneck,
     ensure_descriptors,
 )
-from include.capacity.load.loop import ClosedLoop, Decide
+from include.capacity.load.loop import ClosedLoop, Decide, Sends
 from include.capacity.load.progress import Progress, Snapshot
 from include.capacity.load.request import Sender, Target
 from include.capacity.load.server_metrics import MetricsPoller
+from include.capacity.load.workers import WorkerDied, Workers
 from include.capacity.load.workload import Prompts, calibrate, length_note, root_url, speaks_vllm
 from include.capacity.results.schema import CLIENT_COLUMNS, Facts, LoadFacts, request_table
 from include.capacity.results.spec import StepSpec, step_seed
@@ -104,6 +106,7 @@ def run_step(
     progress: Progress | None = None,
     stop_asked: Callable[[], str | None] | None = None,
     theirs: bool = False,
+    workers: int = 1,
     run_id: str = "",
     attempt: int = 1,
 ) -> StepRun:
@@ -113,7 +116,8 @@ def run_step(
     ``bounds`` and in the result are the server's. ``decide`` judges extendable loads and stops early on
     proven failure (see ``load.loop``). ``stop_asked`` is the kill switch, asked in another thread: why
     the load must stop, None while it may go on. ``theirs``: the server is somebody else's, so it is refused,
-    not noted, if it does not become idle before the start.
+    not noted, if it does not become idle before the start. ``workers``: processes that send and read (see
+    ``load.workers``); if one, it is this one.
 
     Errors: ConfigError if a load names an unknown class or its workload cannot be built (DataError for a
     replay file); RequestRefused if the server calls our requests wrong (400, 401, 404, ...);
@@ -125,7 +129,7 @@ def run_step(
     if unknown:
         raise ConfigError(f"{spec.key}: loads name classes {unknown}, expected some of {sorted(classes)}")
     ensure_descriptors(sum(load.concurrency for load in spec.loads))
-    step = _Step(spec, target, classes, bounds, clock_scale, decide, progress, stop_asked, theirs)
+    step = _Step(spec, target, classes, bounds, clock_scale, decide, progress, stop_asked, theirs, workers)
     with _quiet_collector(), _forwarded_sigterm() as terminated:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -169,6 +173,7 @@ class _Step:
         progress: Progress | None,
         stop_asked: Callable[[], str | None] | None,
         theirs: bool,
+        workers: int,
     ) -> None:
         self.spec = spec
         self.stop_asked = stop_asked
@@ -185,6 +190,9 @@ class _Step:
         self.stage = "setting up"
         self.lag = LagSampler()
         self.cpu = CpuMeter()
+        self.workers = Workers(workers) if workers > 1 else None
+        self.worker_health: list[ProcessHealth] = []
+        self.invalid: str | None = None
         self.steady = False
         self.ready_at: float | None = None
         """When warm-up ended."""
@@ -210,14 +218,7 @@ class _Step:
             )
             stack.push_async_callback(asyncio.to_thread, poller.stop)
             await self._wait_idle(poller, IDLE_WAIT_S, BEFORE)
-            senders = []
-            for load in self.spec.loads:
-                endpoint = self.classes[load.service_class].workload.endpoint
-                sender = Sender(self.target, endpoint, load.concurrency)
-                stack.push_async_callback(sender.aclose)
-                await sender.connect()
-                senders.append(sender)
-
+            senders = await self._open_senders(stack)
             self.clock = poller.clock = Clock(self.clock.scale)
             facts = Facts(
                 spec=self.spec.to_json(), started_at=datetime.datetime.now(datetime.UTC).isoformat()
@@ -235,10 +236,18 @@ class _Step:
                         if loop.opened is not None and loop.stop_reason is None:
                             loop.close_early(StopReason.SERVER_GONE)
                         loop.stop_reason = StopReason.SERVER_GONE
-                finally:
-                    self.cpu.mark()
+                except WorkerDied as died:
+                    self.invalid = f"client-bound: {died}; its requests are lost"
                     for loop in self.loops:
-                        await loop.stop()
+                        if loop.opened is not None and loop.stop_reason is None:
+                            loop.close_early(StopReason.ERROR)
+                        loop.stop_reason = StopReason.ERROR
+                finally:
+                    self._mark_cpu()
+                    for loop in self.loops:
+                        with contextlib.suppress(WorkerDied):  # known by now
+                            await loop.stop()
+                await self._ask_workers()
                 if self.spec.phase is Phase.PRIME and not facts.server_crashed:
                     await self._wait_idle(poller, self.clock.wall(self.longest_deadline_s), "after the drain")
             await asyncio.to_thread(poller.stop)
@@ -285,7 +294,23 @@ class _Step:
                 return
             await asyncio.sleep(TICK_S)
 
-    def _make_loops(self, senders: list[Sender]) -> None:
+    async def _open_senders(self, stack: contextlib.AsyncExitStack) -> Sequence[Sends]:
+        """A sender for each load, with its connections open."""
+        kinds = [
+            (self.classes[load.service_class].workload.endpoint, load.concurrency) for load in self.spec.loads
+        ]
+        if self.workers is not None:
+            stack.push_async_callback(self.workers.aclose)
+            return await self.workers.start(self.target, kinds)
+        senders = []
+        for endpoint, slots in kinds:
+            sender = Sender(self.target, endpoint, slots)
+            stack.push_async_callback(sender.aclose)
+            await sender.connect()
+            senders.append(sender)
+        return senders
+
+    def _make_loops(self, senders: Sequence[Sends]) -> None:
         for load, prompts, sender in zip(self.spec.loads, self.prompts, senders, strict=True):
             self.loops.append(
                 ClosedLoop(
@@ -301,6 +326,7 @@ class _Step:
                     },
                     seed=step_seed(self.spec.seed, self.spec.key, load.service_class, "slots"),
                     pause_after_refusal_s=self.bounds.pause_after_refusal_s,
+                    workers=self.workers.count if self.workers else 1,
                 )
             )
 
@@ -351,7 +377,7 @@ class _Step:
             await asyncio.sleep(TICK_S / 2)
         self.steady = steady
         poller.poke()
-        self.cpu.mark()
+        self._mark_cpu()
         self.ready_at = self.clock.now()
         for loop in self.loops:
             loop.open_window(self.ready_at)
@@ -402,6 +428,26 @@ class _Step:
         reason = await asyncio.to_thread(self.stop_asked) if self.stop_asked is not None else None
         if reason is not None:
             raise LoadStopped(f"{self.spec.label}: {what}: kill switch: {reason}")
+
+    def _mark_cpu(self) -> None:
+        self.cpu.mark()
+        if self.workers is not None:
+            self.workers.mark()
+
+    async def _ask_workers(self) -> None:
+        """Fetch the workers' health over the window."""
+        if self.workers is None or self.invalid is not None:
+            return
+        try:
+            self.worker_health = await self.workers.health(*self._span())
+        except WorkerDied as died:
+            self.invalid = f"client-bound: {died} before it told how it had been"
+
+    def _span(self) -> tuple[float, float]:
+        """Wall stamps of the windows' first opening and last cut; of the whole load, where there is none."""
+        opened = [loop.opened for loop in self.loops if loop.opened is not None]
+        cuts = [loop.cut for loop in self.loops if loop.cut is not None]
+        return min(opened, default=self.clock.started), max(cuts, default=self.clock.now())
 
     async def _watch(self, client: httpx.AsyncClient) -> None:
         """Returns never; raises when the step cannot go on."""
@@ -499,10 +545,8 @@ class _Step:
     def _result(self, facts: Facts, poller: MetricsPoller) -> StepRun:
         clock = self.clock
         rows = [row for loop in self.loops for row in loop.rows()]
-        opened = [loop.opened for loop in self.loops if loop.opened is not None]
-        cuts = [loop.cut for loop in self.loops if loop.cut is not None]
-        start = min(opened, default=clock.started)
-        end = max(cuts, default=clock.now())
+        opened = any(loop.opened is not None for loop in self.loops)
+        start, end = self._span()
         healths = []
         for loop in self.loops:
             loop_facts, health = self._of_loop(loop)
@@ -511,14 +555,17 @@ class _Step:
         facts.server = poller.summary(start, end)
         facts.client = dict.fromkeys(CLIENT_COLUMNS)
         counted = [row for row in rows if row["counted"]]
-        lags = self.lag.between(start, end)
+        ours = "" if self.workers is None else "the process that keeps the loops"
+        processes = [ProcessHealth(ours, self.lag.between(start, end), self.cpu.share), *self.worker_health]
+        lag_p99 = max((q for p in processes if (q := _quantile(p.lags_s, 0.99)) is not None), default=None)
+        shares = [p.cpu_share for p in processes if p.cpu_share is not None]
         send_lags = self._send_lags()
-        lag_p99, send_lag_p99 = _quantile(lags, 0.99), _quantile(send_lags, 0.99)
+        send_lag_p99 = _quantile(send_lags, 0.99)
         slots = sum(load.concurrency for load in self.spec.loads)
         facts.client |= {
             "client_lag_p99_s": None if lag_p99 is None else lag_p99 * clock.scale,
-            "client_cpu_share": self.cpu.share,
-            "client_workers": 1,
+            "client_cpu_share": max(shares, default=None),
+            "client_workers": self.workers.count if self.workers else 1,
             "send_lag_p99_s": None if send_lag_p99 is None else send_lag_p99 * clock.scale,
             "refill_p50_s": _quantile(
                 [r["refill_s"] - r["paused_s"] for r in counted if r["refill_s"] is not None], 0.5
@@ -526,7 +573,8 @@ class _Step:
             "pause_share": sum(health.paused_mean for health in healths) / slots if opened else None,
             "clock_scale": clock.scale,
         }
-        if opened and not facts.server_crashed:
+        facts.invalid = self.invalid
+        if opened and not facts.server_crashed and facts.invalid is None:
             behind = [
                 poll.series[server_metrics.BEHIND]
                 for poll in poller.polls
@@ -535,9 +583,8 @@ class _Step:
             facts.invalid = bottleneck(
                 ClientHealth(
                     loops=healths,
-                    lags_s=lags,
+                    processes=processes,
                     send_lags_s=send_lags,
-                    cpu_share=self.cpu.share,
                     server_behind_s=statistics.median(behind) if behind else None,
                 )
             )
@@ -609,6 +656,11 @@ class _Step:
             whole = sum(answer is not None and answer.streamed is False for answer in answers)
             if prompts.workload.stream and whole:
                 yield f"{name}: {whole} answers came whole though a stream was asked for; they have no TTFT"
+        if self.workers is not None and self.workers.clock_error_s is not None:
+            yield (
+                f"{self.workers.count} load processes sent and read the requests; their clocks differ by at "
+                f"most {self.workers.clock_error_s * 1000:.2f} ms"
+            )
         if not poller.polls:
             yield "the server exports no metrics that we know; its side of the step is unknown"
         foreign = facts.server.get("foreign_running_peak")

@@ -353,6 +353,15 @@ def trust(data: ModelData) -> dict[str, Any]:
             f"Requests really in flight: at least {percent(reached[low])} of what was asked for "
             f"(lowest at {number(steps.at[low, 'concurrency'])})."
         )
+    processes = steps["client_workers"].dropna()
+    if len(processes):
+        split = int((processes > 1).sum())
+        notes.append(
+            "One load process drove every step."
+            if not split
+            else f"Load processes that drove a step: up to {number(processes.max())}; more than one in "
+            f"{number(split)} of the steps."
+        )
     cpu, lag = steps["client_cpu_share"].dropna(), steps["client_lag_p99_s"].dropna()
     if len(cpu):
         notes.append(f"The load client's busiest process used at most {percent(cpu.max())} of a core.")
