@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 export PYTHONPATH := $(CURDIR)
 
-.PHONY: help demo test test-fast lint format test-gateways vllm compose-test benchmark-limits benchmark-rows benchmark-request truth lock clean browser
+.PHONY: help demo test test-fast lint format test-gateways vllm compose-test benchmark-limits benchmark-rows benchmark-instrument truth lock clean browser
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -47,8 +47,9 @@ benchmark-limits: $(READY)  ## the limits against servers of known truth
 benchmark-rows: $(READY)  ## a million request rows to limits: time and memory, and how they grow
 	$(BIN)/python -m tests.benchmarks.bench_rows
 
-benchmark-request: $(READY)  ## what a request costs our client, beside bare asyncio ones
-	$(BIN)/python -m tests.benchmarks.bench_request
+benchmark-instrument: $(READY)  ## what our load client costs and how true it is (PEERS=1: beside other tools, too)
+	$(if $(PEERS),scripts/setup_peers.sh var/peers $(PYTHON))
+	$(BIN)/python -m tests.benchmarks.bench_instrument $(if $(PEERS),--peers)
 
 truth: $(READY)  ## find the demo profiles' true limits by brute force
 	$(BIN)/python -m include.capacity.simulator.truth steady
