@@ -362,6 +362,32 @@ class Publish(Strict):
     """Airflow connection for ``s3://``."""
     valid_for_s: Seconds = 3 * 86400
     """How long a published limit may be used (``valid_until``)."""
+    sse: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = None
+    """Server-side encryption asked for with every object; None: as the bucket says."""
+    sse_kms_key_id: str | None = None
+
+    @model_validator(mode="after")
+    def _encrypted(self) -> Publish:
+        if self.sse_kms_key_id and self.sse not in ("aws:kms", "aws:kms:dsse"):
+            raise ValueError("sse_kms_key_id needs sse: aws:kms (or aws:kms:dsse)")
+        return self
+
+
+class Notify(Strict):
+    """Whom to tell of what, by one of Airflow's notifiers."""
+
+    notifier: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")
+    """The class, as ``package.module.Class``."""
+    on: list[Literal["run_failed", "limit_fell", "limit_rose", "night_missed"]] = Field(min_length=1)
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """The class's own. Its template fields may say ``{{ capacity.text }}`` and the like."""
+
+    @model_validator(mode="after")
+    def _no_secrets(self) -> Notify:
+        secret = [name for name in self.arguments if re.search(r"passw|secret|token|api_?key", name, re.I)]
+        if secret:
+            raise ValueError(f"arguments.{secret[0]}: a secret belongs into an Airflow connection")
+        return self
 
 
 class Fleet(Strict):
@@ -370,6 +396,7 @@ class Fleet(Strict):
     fleet: Name
     night: Night = Night()
     publish: Publish
+    notify: list[Notify] = Field(default_factory=list)
     accelerators: dict[Name, Accelerator] = Field(min_length=1)
     steps: StepBounds = StepBounds()
     classes: dict[Name, ServiceClass] = Field(min_length=1)

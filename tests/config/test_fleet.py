@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import yaml
 
 from include.capacity.config import DEFAULT_FLEET, Fleet, load_fleet, parse_fleet
 from include.capacity.errors import ConfigError
@@ -151,3 +154,26 @@ def test_an_endpoint_needs_a_url(url: str) -> None:
 def test_a_model_cannot_be_named_like_a_task_of_the_run() -> None:
     text = changed("\n  steady: ", "\n  publish: ")
     assert "models: 'publish' is the name of a task of the whole run" in refused(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"notify": [{"notifier": "a.B", "on": ["limit_sank"]}]}, r"notify\.0\.on\.0: .*'limit_fell'"),
+        ({"notify": [{"notifier": "a.B", "on": []}]}, r"notify\.0\.on: "),
+        ({"notify": [{"notifier": "B", "on": ["run_failed"]}]}, r"notify\.0\.notifier: "),
+        (
+            {"notify": [{"notifier": "a.B", "on": ["run_failed"], "arguments": {"api_token": "x"}}]},
+            r"notify\.0: arguments\.api_token: a secret belongs into an Airflow connection",
+        ),
+        (
+            {"publish": {"to": "s3://b/p", "sse": "AES256", "sse_kms_key_id": "k"}},
+            r"publish: sse_kms_key_id needs sse: aws:kms",
+        ),
+        ({"publish": {"to": "s3://b/p", "sse": "rot13"}}, r"publish\.sse: "),
+    ],
+)
+def test_notifications_and_encryption_are_checked(change: dict[str, Any], message: str) -> None:
+    data = {**yaml.safe_load(DEFAULT_FLEET.read_text()), **change}
+    with pytest.raises(ConfigError, match=message):
+        parse_fleet(yaml.safe_dump(data), "fleet.yaml")

@@ -83,8 +83,25 @@ def test_a_wrong_model_name(in_airflow, fleet, endpoint: str, tmp_path: Path) ->
         data["models"]["steady"].update(
             served_name="no/such-model", server={"kind": "endpoint", "url": endpoint}
         )
+        data["notify"] = [
+            {"notifier": "tests.dags.notifiers.Broken", "on": ["run_failed"]},
+            {
+                "notifier": "tests.dags.notifiers.ToFile",
+                "on": ["limit_fell", "run_failed"],
+                "arguments": {
+                    "path": str(tmp_path / "told.txt"),
+                    "text": "{{ capacity.event }} {{ capacity.text }}",
+                },
+            },
+        ]
 
     result = in_airflow(RUN.format(conf={}), CAPACITY_FLEET=fleet(misnamed))
+    told = (tmp_path / "told.txt").read_text()
+    assert told.startswith("run_failed demo: run manual__")
+    assert "- tasks failed: steady.start_server\n" in told
+    assert "- steady: start_server: steady: " in told
+    assert "no/such-model" in told
+    assert "- steady interactive: no limit (not_measured): No limit: not measured: " in told
     assert result["state"] == "failed"
     assert result["tasks"]["steady.start_server"] == "failed"
     assert result["tasks"]["steady.ladder"] == "upstream_failed"
@@ -95,6 +112,52 @@ def test_a_wrong_model_name(in_airflow, fleet, endpoint: str, tmp_path: Path) ->
     assert [(item["limit"], item["status"]) for item in limits["limits"]] == [(None, "not_measured")] * 2
     assert "no/such-model" in report
     assert "sim/steady-8b" in report  # what is served there instead
+
+
+def test_a_notifier_that_is_not_there_shows_before_a_server_starts(in_airflow, fleet, tmp_path: Path) -> None:
+    file = fleet(lambda data: data.update(notify=[{"notifier": "no.such.Notifier", "on": ["run_failed"]}]))
+    result = in_airflow(RUN.format(conf={}), CAPACITY_FLEET=file)
+    assert result["state"] == "failed"
+    assert result["tasks"]["steady.plan"] == "failed"
+    assert result["tasks"]["steady.start_server"] == "upstream_failed"
+
+
+CHECK = """
+import json
+from include.capacity.config import Notify
+from include.capacity.errors import ConfigError
+from include.capacity.flow.notify import notifier
+said = []
+for name, arguments in {cases}:
+    try:
+        notifier(Notify(notifier=name, on=["run_failed"], arguments=arguments))
+        said.append(None)
+    except ConfigError as error:
+        said.append(str(error))
+print(json.dumps(said))
+"""
+
+
+def test_what_is_wrong_with_a_notifier_is_told(in_airflow) -> None:
+    cases = [
+        ("tests.dags.notifiers.ToFile", {"path": "x", "text": "y"}),
+        ("tests.dags.notifiers.ToFile", {"path": "x"}),
+        ("tests.dags.notifiers.Nobody", {}),
+        ("no.such.Notifier", {}),
+        ("pathlib.Path", {}),
+        (
+            "airflow.providers.smtp.notifications.smtp.SmtpNotifier",
+            {"to": "a@example.org", "from_email": "b"},
+        ),
+    ]
+    said = in_airflow(CHECK.format(cases=cases))
+    assert said[0] is None
+    assert "ToFile: its arguments are refused: " in said[1]
+    assert "missing 1 required" in said[1]
+    assert said[2] == "notify: tests.dags.notifiers.Nobody: the module tests.dags.notifiers has no Nobody"
+    assert "notify: no.such.Notifier: cannot be imported (No module named 'no')" in said[3]
+    assert "expected a class derived from airflow.sdk.BaseNotifier" in said[4]
+    assert said[5] is None
 
 
 def test_a_taken_port(in_airflow, fleet, tmp_path: Path) -> None:

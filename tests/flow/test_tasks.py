@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from include.capacity.flow import sweep as stages
 from include.capacity.flow import tasks
 from include.capacity.flow.tasks import NothingToDo, Run
 from include.capacity.limits.evidence import Evidence
+from include.capacity.publish.documents import check
 from include.capacity.results.schema import Facts
 from include.capacity.results.spec import StepSpec
 from include.capacity.servers.lease import Lease
@@ -179,6 +181,125 @@ def test_a_failed_task_is_red_and_named(fleet_file: Path, state: str) -> None:
     limits_json(run, "steady", ("interactive", "proven", 22))
     with pytest.raises(NoLimit, match=r"tasks failed: sprinter\.start_server"):
         tasks.check_run(run, {"sprinter.start_server": state, "steady.stop_server": "success"})
+
+
+def test_a_red_run_says_what_failed_and_which_check_rejected(fleet_file: Path) -> None:
+    run = a_run()
+    tasks.plan(run, "steady")
+    tasks.stages.record_problem(run.sweep("steady"), "start_server", ServerError("out of memory\nlog, log"))
+    limits_json(run, "steady", ("interactive", "rejected", None))
+    run.sweep("steady").write_json(
+        "quality.json",
+        {
+            "findings": [
+                {"severity": "reject", "reason": "The anchor step is 24 % slower."},
+                {"severity": "flag", "reason": "Something small."},
+            ]
+        },
+    )
+    states = {"steady.start_server": "failed", "steady.ladder": "upstream_failed", "publish": "success"}
+    assert tasks.problems(run, states) == [
+        "tasks failed: steady.start_server",
+        "steady interactive: no limit (rejected): about interactive",
+        "steady: start_server: out of memory",
+        "steady: The anchor step is 24 % slower.",
+    ]
+    (event,) = tasks.events(run, states)
+    assert (event.name, event.title) == ("run_failed", "demo: run run-1 of capacity_sweep failed")
+    assert event.text.splitlines()[1:] == [
+        "- tasks failed: steady.start_server",
+        "- steady interactive: no limit (rejected): about interactive",
+        "- steady: start_server: out of memory",
+        "- steady: The anchor step is 24 % slower.",
+    ]
+
+
+def test_a_limit_that_fell_is_told_and_the_run_stays_green(fleet_file: Path) -> None:
+    run = a_run()
+    for model, verdict in (("steady", "fell"), ("sprinter", "rose")):
+        limits_json(run, model, ("interactive", "proven", 20))
+        limits = run.sweep(model).read_json("limits.json")
+        limits["limits"][0]["change"] = {"verdict": verdict, "sentence": f"interactive: it {verdict}."}
+        run.sweep(model).write_json("limits.json", limits)
+    assert [(event.name, event.title, event.sentences) for event in tasks.events(run, {})] == [
+        ("limit_fell", "demo: a limit fell", ["steady, interactive: it fell."]),
+        ("limit_rose", "demo: a limit rose", ["sprinter, interactive: it rose."]),
+    ]
+    tasks.check_run(run, {})
+
+
+def test_a_night_that_starts_too_late_is_told_once(fleet_file: Path) -> None:
+    def night(day: int) -> Run:
+        return a_run(f"scheduled-{day}", scheduled_at=datetime(2026, 3, day, 1, 0, tzinfo=UTC))
+
+    def told(run: Run) -> list[tuple[str, list[str]]]:
+        return [(event.name, event.sentences) for event in tasks.announce(run, {}, {}, now=DUE)]
+
+    late = "it started more than 7,200 s late (night.max_lateness_s)."
+    assert told(night(1)) == [("night_missed", [f"The night due 2026-03-01 01:00 was not measured: {late}"])]
+    (entry,) = tasks.read_history(night(2)) or []
+    assert (entry["scheduled_at"], entry["missed"]) == ("2026-03-01T01:00:00+00:00", late[:-1])
+    check(entry, "history", "here")
+    on_time = night(2)
+    tasks.plan(on_time, "steady", now=on_time.scheduled_at)
+    assert told(on_time) == []
+    assert tasks.missed_nights(on_time) == [f"The night due 2026-03-01 01:00 was not measured: {late}"]
+    after_a_gap = night(4)
+    tasks.plan(after_a_gap, "steady", now=after_a_gap.scheduled_at)
+    ((name, sentences),) = told(after_a_gap)
+    assert name == "night_missed"
+    assert "nights due 2026-03-02 01:00, 2026-03-03 01:00: the DAG was paused" in sentences[0]
+    assert tasks.missed_nights(a_run()) == []
+
+
+def test_what_changed_is_computed_from_the_history(fleet_file: Path) -> None:
+    run = a_run()
+    tasks.plan(run, "steady")
+    sweep = run.sweep("steady")
+    about = sweep.read_json("sweep.json")
+    entry = {
+        "class": "interactive",
+        "measured": "alone",
+        "status": "proven",
+        "limit": 20,
+        "bracket": [20, 21],
+        "deadline_s": 60.0,
+        "completion_floor": 0.99,
+        "objectives": {},
+        "cap_at_latency_knee": True,
+        "comparison_id": about["comparison_ids"]["interactive"],
+        "stack_id": None,
+    }
+    before = {
+        "run_id": "r0",
+        "attempt": 1,
+        "published_at": "2026-01-01T05:00:00+00:00",
+        "models": {
+            "steady": {
+                "measured_at": "2026-01-01T01:00:00+00:00",
+                "stack_id": None,
+                "limits": [{**entry, "limit": 30, "bracket": [30, 31]}],
+            }
+        },
+    }
+    run.store.write("history/r0.json", json.dumps(before).encode())
+    sweep.write_json("limits.json", {"limits": [entry, {**entry, "measured": "shared", "change": None}]})
+    history = tasks.read_history(run, "steady")
+    assert history is not None
+    tasks.stages.compare(sweep, history)
+    alone, shared = sweep.read_json("limits.json")["limits"]
+    assert alone["change"]["verdict"] == "may_have_fallen"
+    assert shared["change"] is None
+
+
+def test_a_broken_history_costs_the_comparison_and_nothing_else(fleet_file: Path) -> None:
+    run = a_run()
+    tasks.plan(run, "steady")
+    run.store.write("history/r0.json", b"{")
+    assert tasks.read_history(run, "steady") is None
+    (problem,) = run.sweep("steady").read_json("sweep.json")["problems"]
+    assert problem["stage"] == "comparison with earlier runs"
+    assert "history/r0.json: not an object of the history" in problem["error"]
 
 
 def test_manual_runs_do_not_promote_unless_asked(fleet_file: Path) -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from include.capacity.results.store import PATIENCE
+
 
 def s3_client(connection: str, **bounds: Any) -> Any:
-    """A boto3 client made from an Airflow connection.
+    """A boto3 client made from an Airflow connection; where that says nothing, as patient as the store's own.
 
     ``bounds``: settings of ``botocore.config.Config`` that go before the connection's own, such as shorter
     timeouts for a page that somebody waits for.
     """
     from airflow.providers.amazon.aws.hooks.s3 import S3Hook  # heavy
-
-    hook = S3Hook(aws_conn_id=connection)
-    if not bounds:
-        return hook.get_conn()
     from botocore.config import Config
 
-    return hook.get_client_type(config=hook.config.merge(Config(**bounds)))
+    hook = S3Hook(aws_conn_id=connection)
+    return hook.get_client_type(config=Config(**PATIENCE).merge(hook.config).merge(Config(**bounds)))

@@ -290,13 +290,15 @@ def publish() -> dict[str, Any]:
 
 @task(trigger_rule=TriggerRule.ALL_DONE, execution_timeout=timedelta(minutes=10))
 def check_run() -> None:
-    """Fail if any task failed, or if a class has no limit for a fault of ours."""
+    """Notify; fail if any task failed, or if a class has no limit for a fault of ours."""
     from include.capacity.flow import tasks
 
     context = get_current_context()
     ti, run = context["ti"], context["dag_run"]
     states = ti.get_task_states(dag_id=run.dag_id, run_ids=[run.run_id])[run.run_id]
-    tasks.check_run(_run(), states)
+    sweep_run = _run()
+    tasks.announce(sweep_run, states, context)
+    tasks.check_run(sweep_run, states)
 
 
 def label(text: str) -> None:

@@ -73,7 +73,12 @@ class ImportRun:
         return cls(
             key=run_key(dag_id, run_id),
             path=asked.path,
-            store=open_store(asked.publish_to or publish.to, client),
+            store=open_store(
+                asked.publish_to or publish.to,
+                client,
+                sse=publish.sse,
+                sse_kms_key_id=publish.sse_kms_key_id,
+            ),
             s3=client,
             valid_for_s=publish.valid_for_s,
         )

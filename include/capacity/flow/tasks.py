@@ -18,10 +18,12 @@ from zoneinfo import ZoneInfo
 from include.capacity import servers
 from include.capacity.config import EndpointServer, Fleet, Model, load_fleet, slug
 from include.capacity.errors import CapacityError, LoadStopped, NoLimit, PublishError, ServerError
+from include.capacity.flow import nights, notify
 from include.capacity.flow import sweep as stages
 from include.capacity.flow.connection import s3_client
 from include.capacity.flow.params import apply, parse_params
 from include.capacity.flow.progress import task_progress
+from include.capacity.limits.changes import Verdict
 from include.capacity.limits.evidence import Evidence
 from include.capacity.limits.planner import (
     above_ceiling,
@@ -39,7 +41,7 @@ from include.capacity.servers.base import RunIsOver, load
 from include.capacity.servers.endpoint import kill_switch
 from include.capacity.servers.lease import Lease
 from include.capacity.servers.state import servers_folder
-from include.capacity.words import EXPORTABLE, LimitStatus, Phase
+from include.capacity.words import EXPORTABLE, LimitStatus, Phase, Severity
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ class Run:
         fleet = load_fleet()
         asked = parse_params({**params, **(conf or {})})
         changed = apply(asked, fleet)
-        connection = fleet.publish.connection
+        publish = changed.publish
         return cls(
             run_id=run_id,
             dag_id=dag_id,
@@ -99,7 +101,12 @@ class Run:
             promote=asked.promote,
             selected=frozenset(changed.models),
             scheduled_at=scheduled_at,
-            store=open_store(changed.publish.to, s3 or (lambda: s3_client(connection))),
+            store=open_store(
+                publish.to,
+                s3 or (lambda: s3_client(publish.connection)),
+                sse=publish.sse,
+                sse_kms_key_id=publish.sse_kms_key_id,
+            ),
             is_over=is_over,
             kill_switch=kill_switch,
         )
@@ -162,7 +169,8 @@ def plan(run: Run, model: str, now: datetime | None = None) -> list[dict[str, An
             )
     sweep = run.sweep(model)
     configured = run.model(model)
-    sweep.store.write(f"work/{run.key}/probe", b"")  # a wrong bucket shows before a server starts
+    sweep.store.write(f"work/{run.key}/probe", b"")  # a wrong bucket shows before a server starts,
+    notify.check(run.fleet.notify)  # and so does a notifier that is not there
     data = stages.open_sweep(
         sweep,
         run_id=run.key,
@@ -414,7 +422,12 @@ def fleet_report(run: Run) -> str:
 
     sweeps = measured(run)
     out = SweepDir(run.store, f"work/{run.key}")
-    about = {"run_id": run.key, "fleet": run.fleet.fleet, "failed": unserved(run)}
+    about = {
+        "run_id": run.key,
+        "fleet": run.fleet.fleet,
+        "failed": unserved(run),
+        "missed": missed_nights(run),
+    }
     build_fleet_report(sweeps, out, run=about, history=read_history(run) or [])
     return out.url
 
@@ -452,31 +465,136 @@ def unserved(run: Run) -> dict[str, str]:
     return dict.fromkeys(missing, "no limits were computed; see the run's failed tasks")
 
 
+NO_LIMIT = frozenset({LimitStatus.REJECTED, LimitStatus.NOT_MEASURED, LimitStatus.INSUFFICIENT_EVIDENCE})
+"""Statuses of a class without a limit for a fault of ours."""
+
+
 def check_run(run: Run, states: Mapping[str, Any]) -> None:
     """Raise if any task of the run failed, or a class has no limit for a fault of ours.
 
     ``states``: task id (with map index) to state, as Airflow tells them.
     """
-    bad = sorted(task for task, state in states.items() if str(state) in ("failed", "upstream_failed"))
-    problems = [f"tasks failed: {', '.join(bad)}"] if bad else []
+    if found := problems(run, states):
+        raise NoLimit("; ".join(found))
+
+
+def problems(run: Run, states: Mapping[str, Any]) -> list[str]:
+    """Why the run is red, one sentence each; empty if it is green."""
+    by_state = {
+        state: sorted(task for task, found in states.items() if str(found) == state)
+        for state in ("failed", "upstream_failed")
+    }
+    bad = by_state["failed"] or by_state["upstream_failed"]
+    found = [f"tasks failed: {', '.join(bad)}"] if bad else []
     for model in sorted(run.selected):
         sweep = run.sweep(model)
-        if bad and sweep.exists("sweep.json"):
-            why = (f"{one['stage']}: {one['error']}" for one in sweep.read_json("sweep.json")["problems"])
-            problems += [f"{model}: {_one_line(text)}" for text in why]
+        limitless = []
+        if sweep.exists("limits.json"):
+            for item in sweep.read_json("limits.json")["limits"]:
+                if item["status"] in NO_LIMIT:
+                    limitless.append(f"{model} {item['class']}: no limit ({item['status']}): {item['claim']}")
+                elif item["status"] in EXPORTABLE:
+                    log.info("%s %s: %s (%s)", model, item["class"], item["limit"], item["status"])
+        found += limitless
+        if limitless or bad:
+            found += [f"{model}: {why}" for why in reasons(sweep)]
+    return found
+
+
+def reasons(sweep: SweepDir) -> list[str]:
+    """What went wrong in a sweep: stages that failed, and checks that rejected it as a whole."""
+    found = []
+    if sweep.exists("sweep.json"):
+        for problem in sweep.read_json("sweep.json")["problems"]:
+            found.append(f"{problem['stage']}: {_one_line(problem['error'])}")
+    if sweep.exists("quality.json"):
+        findings = sweep.read_json("quality.json").get("findings") or []
+        found += [str(one["reason"]) for one in findings if one.get("severity") == Severity.REJECT]
+    return found
+
+
+# -- whom to tell
+
+
+def announce(
+    run: Run, states: Mapping[str, Any], context: Mapping[str, Any], now: datetime | None = None
+) -> list[notify.Event]:
+    """Tell those whom the fleet file names what happened in this run; returns what there was to tell.
+
+    A night that started too late is noted in the history, so that the next one does not tell of it again.
+    """
+    found = events(run, states)
+    about = {
+        "fleet": run.fleet.fleet,
+        "dag_id": run.dag_id,
+        "run_id": run.run_id,
+        "results": f"{run.store.url}/runs/{run.key}/",
+    }
+    notify.announce(run.fleet.notify, found, context, about)
+    if run.scheduled_at is not None and started_too_late(run, states):
+        from include.capacity.publish import history
+
+        entry = history.missed_entry(run.key, now or datetime.now(UTC), run.scheduled_at, _too_late(run))
+        history.write_entry(run.store, entry)
+    return found
+
+
+def events(run: Run, states: Mapping[str, Any]) -> list[notify.Event]:
+    """What this run has to tell, by kind."""
+    fleet = run.fleet.fleet
+    found = []
+    if red := problems(run, states):
+        found.append(notify.Event("run_failed", f"{fleet}: run {run.run_id} of {run.dag_id} failed", red))
+    changed = changed_limits(run)
+    if fell := changed[Verdict.FELL]:
+        found.append(notify.Event("limit_fell", f"{fleet}: {_counted(fell)} fell", fell))
+    if rose := changed[Verdict.ROSE]:
+        found.append(notify.Event("limit_rose", f"{fleet}: {_counted(rose)} rose", rose))
+    if run.scheduled_at is not None:
+        late = [(run.scheduled_at, _too_late(run))] if started_too_late(run, states) else []
+        unseen = nights.unpublished(
+            read_history(run) or [], run.fleet.night.schedule, run.zone, run.scheduled_at
+        )
+        if missed := nights.sentences(unseen, late, run.zone):
+            found.append(notify.Event("night_missed", f"{fleet}: a night was missed", missed))
+    return found
+
+
+def changed_limits(run: Run) -> dict[Verdict, list[str]]:
+    """Sentences about limits of this run that changed, by direction."""
+    found: dict[Verdict, list[str]] = {Verdict.FELL: [], Verdict.ROSE: []}
+    for model in sorted(run.selected):
+        sweep = run.sweep(model)
         if not sweep.exists("limits.json"):
             continue
-        for item in sweep.read_json("limits.json")["limits"]:
-            if item["status"] in (
-                LimitStatus.REJECTED,
-                LimitStatus.NOT_MEASURED,
-                LimitStatus.INSUFFICIENT_EVIDENCE,
-            ):
-                problems.append(f"{model} {item['class']}: no limit ({item['status']}): {item['claim']}")
-            elif item["status"] in EXPORTABLE:
-                log.info("%s %s: %s (%s)", model, item["class"], item["limit"], item["status"])
-    if problems:
-        raise NoLimit("; ".join(problems))
+        for entry in sweep.read_json("limits.json")["limits"]:
+            change = entry.get("change") or {}
+            if change.get("verdict") in found:
+                found[Verdict(change["verdict"])].append(f"{model}, {change['sentence']}")
+    return found
+
+
+def missed_nights(run: Run) -> list[str]:
+    """What the report says of nights that were missed since the last one measured."""
+    if run.scheduled_at is None:
+        return []
+    before = read_history(run) or []
+    unseen = nights.unpublished(before, run.fleet.night.schedule, run.zone, run.scheduled_at)
+    return nights.sentences(unseen, nights.too_late(before, run.scheduled_at), run.zone)
+
+
+def started_too_late(run: Run, states: Mapping[str, Any]) -> bool:
+    """Whether this night was skipped whole: nothing failed, and no model was even planned."""
+    quiet = not any(str(state) in ("failed", "upstream_failed") for state in states.values())
+    return quiet and not any(run.sweep(model).exists("sweep.json") for model in run.selected)
+
+
+def _too_late(run: Run) -> str:
+    return f"it started more than {run.fleet.night.max_lateness_s:,.0f} s late (night.max_lateness_s)"
+
+
+def _counted(sentences: list[str]) -> str:
+    return "a limit" if len(sentences) == 1 else f"{len(sentences)} limits"
 
 
 def _one_line(text: str, most: int = 400) -> str:

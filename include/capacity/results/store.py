@@ -43,6 +43,12 @@ CONTENT_TYPES = {
 MULTIPART_FROM_BYTES = 16 * 1024 * 1024
 """Bodies from this size on are uploaded in parts."""
 
+PATIENCE: dict[str, Any] = {
+    "connect_timeout": 10,
+    "read_timeout": 60,
+    "retries": {"mode": "standard", "total_max_attempts": 5},
+}
+"""botocore settings of our clients: bounded waits, five attempts with growing pauses."""
 ENDPOINT_ENV = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 MAX_NAME = 160
@@ -138,7 +144,7 @@ def _encryption(url: str, query: str) -> dict[str, str | None]:
 
 
 def default_s3_client() -> Any:
-    """A boto3 client from the environment: bounded waits, five attempts with growing pauses.
+    """A boto3 client from the environment, as patient as :data:`PATIENCE` says.
 
     With an endpoint of its own (``AWS_ENDPOINT_URL``), buckets are addressed by path and checksums sent
     only where required, which S3 look-alikes need.
@@ -146,9 +152,7 @@ def default_s3_client() -> Any:
     import boto3  # heavy: only where S3 is used
     from botocore.config import Config
 
-    config = Config(
-        connect_timeout=10, read_timeout=60, retries={"mode": "standard", "total_max_attempts": 5}
-    )
+    config = Config(**PATIENCE)
     if any(os.environ.get(name) for name in ENDPOINT_ENV):
         config = config.merge(
             Config(
