@@ -104,8 +104,8 @@ def test_limits_over_time(built: Built) -> None:
         "fleet-batch",
     ]
     assert drawings[1].caption == (
-        f"steady: {limit['limit']} in this run, 10 to 12 in the 2 comparable before it. Hollow markers are "
-        "lower bounds; a cross at 0 is a run in which no step passed."
+        f"steady: {limit['limit']} in this run, 10 to 12 in the 2 comparable before it. "
+        "Hollow markers are lower bounds; a cross at 0 is a run in which no step passed."
     )
     assert "Nov" in "".join(ET.fromstring(drawings[1].svg).itertext())
 

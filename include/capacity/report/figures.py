@@ -11,7 +11,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from html import escape
 from typing import Any
 
@@ -19,7 +19,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
+from matplotlib.dates import AutoDateLocator, DateFormatter, date2num
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
@@ -39,6 +39,8 @@ from include.capacity.words import LimitStatus, Outcome
 WIDTH, HEIGHT = 6.6, 3.3
 """Inches."""
 PNG_DPI = 144
+ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
+"""Ground of words that stand on lines."""
 SHOWN_RUNS = 60
 """Two months of nights."""
 
@@ -295,14 +297,16 @@ def _completion(data: ModelData, service_class: str, series: str, curve: Frame) 
                 continue  # the lines lie on each other; the other panel names them
             axes.annotate(
                 words,
-                (0.99, 100 * at),
+                (0.01, 100 * at),
                 xycoords=("axes fraction", "data"),
                 xytext=(0, -3),
                 textcoords="offset points",
-                ha="right",
+                ha="left",
                 va="top",
                 fontsize=8,
                 color=color,
+                bbox=ON_WHITE,
+                zorder=5,
             )
         if cliff:
             axes.axvspan(*cliff, color=VERMILION, alpha=0.12, linewidth=0)
@@ -434,10 +438,17 @@ def _fleet(models: Sequence[ModelData], service_class: str, series: str) -> Draw
     if not curves:
         return None
     figure, (axes,) = _figure(1, height=3.7)
-    sentences = []
+    sentences, tops = [], []
     for at, model in enumerate(model for model in models if model.name in curves):
         style, curve = LINES[at % len(LINES)], curves[model.name]
-        _line(axes, curve, "request_per_s", model.name, style)
+        proof = curve["proof"]  # what a few requests of a scout leave open would hide the rest
+        shown = curve.assign(
+            request_per_s_low=curve["request_per_s_low"].where(proof),
+            request_per_s_high=curve["request_per_s_high"].where(proof),
+        )
+        _line(axes, shown, "request_per_s", model.name, style)
+        tops.append(float(curve["request_per_s"].max()))
+        tops.append(min(2 * tops[-1], float(shown["request_per_s_high"].max())))
         limit = model.limit(service_class, series)
         x = known(limit["limit"]) if exportable(limit) and limit else None
         best = int(curve["request_per_s"].idxmax())
@@ -453,6 +464,8 @@ def _fleet(models: Sequence[ModelData], service_class: str, series: str) -> Draw
                 textcoords="offset points",
                 ha="center",
                 fontsize=8,
+                bbox=ON_WHITE,
+                zorder=5,
             )
             if int(x) in curve.index:
                 sentence += (
@@ -461,11 +474,14 @@ def _fleet(models: Sequence[ModelData], service_class: str, series: str) -> Draw
                 )
         sentences.append(sentence + ".")
     axes.set_ylabel("completed requests/s")
-    axes.set_ylim(bottom=0, top=1.15 * max(float(c["request_per_s"].max()) for c in curves.values()))
+    axes.set_ylim(bottom=0, top=1.15 * float(np.nanmax(tops)))
     everywhere = pd.concat(curves.values())
     _concurrency_axis(axes, everywhere.index)
     _legend(figure)
-    sentences.append("Rings mark the limits; beyond a ring nothing was proven.")
+    sentences.append(
+        "Rings mark the limits; beyond a ring nothing was proven. Bars are 95 % intervals of steps at proof "
+        "size."
+    )
     return figure, "completed requests per second against requests in flight", " ".join(sentences)
 
 
@@ -495,11 +511,14 @@ def _over_time(
     for at, (name, line) in enumerate(lines.items()):
         sentences.append(_one_over_time(axes, name, line, LINES[at % len(LINES)]))
     axes.set_ylabel("limit, requests in flight")
-    axes.set_ylim(bottom=0, top=1.25 * max(axes.get_ylim()[1], 1.0))
-    locator = AutoDateLocator(minticks=2, maxticks=8)
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
-    axes.margins(x=0.06)
+    most = max(float(run["limit"] or 0) for line in lines.values() for run, _ in line)
+    axes.set_ylim(bottom=0, top=1.2 * max(most, 1.0))
+    times = sorted(_when(run) for line in lines.values() for run, _ in line)
+    short = times[-1] - times[0] < timedelta(days=3)
+    axes.xaxis.set_major_locator(AutoDateLocator(minticks=2, maxticks=5 if short else 8))
+    axes.xaxis.set_major_formatter(DateFormatter("%d %b %H:%M" if short else "%d %b"))
+    axes.set_xlabel(f"measured in {' and '.join(dict.fromkeys(str(at.year) for at in times))} (UTC)")
+    axes.margins(x=0.04)
     _legend(figure)
     sentences.append("Hollow markers are lower bounds; a cross at 0 is a run in which no step passed.")
     return figure, "limits over time", " ".join(sentences)
@@ -509,9 +528,10 @@ def _one_over_time(
     axes: Axes, name: str, runs: list[tuple[Mapping[str, Any], dict[str, Any] | None]], style: dict[str, Any]
 ) -> str:
     """Draw one model's limits; returns what to see in them."""
-    when = [date2num(datetime.fromisoformat(run["measured_at"])) for run, _ in runs]
+    when = [date2num(_when(run)) for run, _ in runs]
     values = np.array([np.nan if run["limit"] is None else float(run["limit"]) for run, _ in runs])
-    axes.plot(when, values, label=_legend_text(name), drawstyle="default", **style)
+    axes.plot(when, values, label=_legend_text(name), **style)
+    told = []
     for at, value, (run, change) in zip(when, values, runs, strict=True):
         if np.isnan(value):
             if run["status"] == LimitStatus.NO_PASSING_STEP:
@@ -521,23 +541,34 @@ def _one_over_time(
             axes.plot([at], [value], marker=style["marker"], color=style["color"], mfc="white", zorder=3)
         if change and change["verdict"] in CHANGED and change["was"]:
             share = (value - change["was"]) / change["was"]
+            told.append(f" It {change['verdict']} by {percent(abs(share))} on {_when(run):%Y-%m-%d}.")
             axes.annotate(
-                f"{'+' if share > 0 else '−'}{percent(abs(share))}",
+                f"{'+' if share > 0 else '−'}{abs(share):.0%}".replace("%", " %"),
                 (at, value),
-                xytext=(0, 9),
+                xytext=(0, 8 if share > 0 else -8),
                 textcoords="offset points",
                 ha="center",
+                va="bottom" if share > 0 else "top",
                 fontsize=8,
                 color=INK,
+                bbox=ON_WHITE,
+                zorder=5,
             )
     earlier = values[:-1][~np.isnan(values[:-1])]
     last = "no limit" if np.isnan(values[-1]) else number(values[-1])
     if not len(earlier):
-        return f"{name}: {last} in this run, and no limit in {number(len(runs) - 1)} before."
+        return f"{name}: {last} in this run, and no limit in {number(len(runs) - 1)} before.{''.join(told)}"
     span = number(earlier.min())
     if earlier.min() < earlier.max():
         span = f"{number(earlier.min())} to {number(earlier.max())}"
-    return f"{name}: {last} in this run, {span} in the {number(len(earlier))} comparable before it."
+    before = f"{span} in the {number(len(earlier))} comparable before it"
+    return f"{name}: {last} in this run, {before}.{''.join(told)}"
+
+
+def _when(run: Mapping[str, Any]) -> datetime:
+    """When a run of the history was measured, in UTC."""
+    at = datetime.fromisoformat(run["measured_at"])
+    return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 # -- parts of figures
@@ -629,7 +660,7 @@ def _label(
         va="top" if top else "bottom",
         fontsize=8,
         color=color,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85},
+        bbox=ON_WHITE,
         zorder=5,
     )
 
