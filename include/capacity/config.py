@@ -6,6 +6,7 @@ and repeated keys, and names file, key, value and expectation in every error. Un
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from croniter import croniter
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from include.capacity.errors import ConfigError
+from include.capacity.redact import MASK, is_secret, redact_text
 
 DEFAULT_FLEET = Path(__file__).parents[1] / "config" / "fleet.yaml"
 FLEET_ENV = "CAPACITY_FLEET"
@@ -65,17 +67,33 @@ def _url(text: str) -> str:
         good = False
     if not good or re.search(r"[\s\x00-\x1f]", text):
         raise ValueError("expected http://host:port or https://host")
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        raise ValueError(
+            "expected no user, password, query or fragment: it would be logged; name a key in api_key_env"
+        )
     return text
 
 
+def _json_value(data: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(data, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"expected values of JSON: {error}") from None
+    return data
+
+
 Url = Annotated[str, AfterValidator(_url)]
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+"""Name of an environment variable: what is no name may be the secret itself, so it is not repeated."""
+OneLine = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00-\x1f\x7f]*$")]
+STORE_URL = r"^(s3://[^/\s@]+(/.*)?|file:///.+)$"
 Ladder = Annotated[list[Concurrency], Field(min_length=1, max_length=64), AfterValidator(_ascending)]
 
 
 class Strict(BaseModel):
     """Unknown keys are errors, values do not change after reading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Lengths(Strict):
@@ -106,7 +124,7 @@ class Workload(Strict):
     """Tokens at the head of every prompt that are the same in all (0: prompts are unique)."""
     replay: str | None = None
     """A JSONL file of real requests to send instead of made-up prompts."""
-    extra_body: dict[str, Any] = Field(default_factory=dict)
+    extra_body: Annotated[dict[str, Any], AfterValidator(_json_value)] = Field(default_factory=dict)
     """Sent with every request as is, e.g. temperature."""
 
 
@@ -121,7 +139,7 @@ class Retries(Strict):
     """What a gateway may do after a failure; carried into policies, never done while measuring."""
 
     attempts: int = Field(0, ge=0, le=10)
-    backoff_s: float = Field(1.0, ge=0)
+    backoff_s: float = Field(1.0, ge=0, le=86400)
 
 
 class ServiceClass(Strict):
@@ -158,7 +176,7 @@ class SimulatorServer(Strict):
     """A simulated vLLM server, started by us."""
 
     kind: Literal["simulator"]
-    profile: str
+    profile: OneLine
     """Name of a profile in ``include/config/profiles`` or path of a profile file."""
     port: int = Field(0, ge=0, le=65535)
     start_timeout_s: Seconds = 60
@@ -176,7 +194,7 @@ class ProcessServer(Strict):
     host: str = "127.0.0.1"
     port: int = Field(0, ge=0, le=65535)
     """0: a free one."""
-    api_key_env: str | None = None
+    api_key_env: EnvName | None = None
     """Environment variable that holds the API key given to server and client."""
     start_timeout_s: Seconds = 3600
     stop_timeout_s: Seconds = 60
@@ -187,7 +205,7 @@ class EndpointServer(Strict):
 
     kind: Literal["endpoint"]
     url: Url
-    api_key_env: str | None = None
+    api_key_env: EnvName | None = None
     metrics_url: Url | None = None
     """Where its Prometheus metrics are, if not at ``<url>/metrics``."""
     max_concurrency: Concurrency | None = None
@@ -290,10 +308,10 @@ class Accelerator(Strict):
 class Model(Strict):
     """One model to plan for."""
 
-    served_name: str = Field(min_length=1, max_length=256)
-    source: str = ""
+    served_name: OneLine = Field(min_length=1, max_length=256)
+    source: OneLine = ""
     """Where the weights come from (hub name or path)."""
-    revision: str | None = None
+    revision: OneLine | None = None
     vllm_args: list[str] = Field(default_factory=list)
     server: Server
     accelerator: Name
@@ -340,7 +358,7 @@ class StepBounds(Strict):
     """Where the server, by what was measured before, is too slow for a proof within ``prove_cap_s``: twice
     what the proof is expected to take, at most this."""
     warmup_cap_s: Seconds = 120
-    pause_after_refusal_s: float = Field(1.0, gt=0)
+    pause_after_refusal_s: float = Field(1.0, gt=0, le=3600)
     resolution: float = Field(0.05, gt=0, lt=1)
     """Bisection ends at ``max(1, resolution x N)``."""
 
@@ -357,7 +375,7 @@ class Night(Strict):
 class Publish(Strict):
     """Where results go."""
 
-    to: str = Field(pattern=r"^(s3://[^/\s]+(/.*)?|file:///.+)$")
+    to: str = Field(pattern=STORE_URL)
     connection: str = "aws_default"
     """Airflow connection for ``s3://``."""
     valid_for_s: Seconds = 3 * 86400
@@ -450,9 +468,28 @@ def parse_fleet(text: str, where: str) -> Fleet:
 def parse_yaml(text: str, where: str) -> Any:
     """YAML without tags, aliases that explode, or repeated keys."""
     try:
-        return yaml.load(text, Loader=_StrictLoader)  # a SafeLoader
+        data = yaml.load(text, Loader=_StrictLoader)  # a SafeLoader
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply") from None
+    except ValueError as error:  # a whole number of thousands of digits
+        raise ConfigError(f"{where}: not valid YAML: {error}") from error
+    _printable(data, where)
+    return data
+
+
+def _printable(data: Any, where: str, path: str = "(top)") -> None:
+    """ConfigError for text with control characters: no name, path or argument has any."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            _printable(key, where, path)
+            _printable(value, where, f"{path}.{key}".removeprefix("(top)."))
+    elif isinstance(data, list):
+        for value in data:
+            _printable(value, where, path)
+    elif isinstance(data, str) and (found := _CONTROL.search(data)):
+        raise ConfigError(f"{where}: {path}: holds the control character {found.group()!r}")
 
 
 def validate(kind: type[T], data: Any, where: str) -> T:
@@ -464,10 +501,11 @@ def validate(kind: type[T], data: Any, where: str) -> T:
         for problem in error.errors():
             path = _path(problem["loc"])
             value = problem.get("input")
-            shown = "" if isinstance(value, dict) else f", found {_short(value)}"
+            hidden = is_secret(path.removesuffix(".[key]").rpartition(".")[2])
+            shown = "" if isinstance(value, dict) else f", found {MASK if hidden else _short(value)}"
             message = problem["msg"].removeprefix("Value error, ")
             lines.append(f"{where}: {path}: {message}{shown}")
-        raise ConfigError("\n".join(lines)) from error
+        raise ConfigError("\n".join(lines)) from None  # pydantic's own text repeats the values
 
 
 def _inherit_classes(data: dict[str, Any], where: str) -> dict[str, Any]:
@@ -527,18 +565,31 @@ def _distinct(key: str, names: Iterable[str]) -> None:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = redact_text(repr(value)[:1000])
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses repeated keys and aliases."""
+    """SafeLoader that refuses repeated keys, aliases and tags; a date is text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML has it
+        first: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:timestamp"]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
             event = self.peek_event()
             raise yaml.constructor.ConstructorError(
                 None, None, "aliases (*name) are not allowed", event.start_mark
+            )
+        if getattr(self.peek_event(), "tag", None) is not None:
+            event = self.peek_event()
+            raise yaml.constructor.ConstructorError(
+                None, None, f"tags ({event.tag}) are not allowed", event.start_mark
             )
         return super().compose_node(parent, index)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from airflow.sdk import Param
 
-from include.capacity.config import Fleet
+from include.capacity.config import STORE_URL, Fleet
 from include.capacity.flow.params import MOST_SECONDS_PER_STEP
 
 CONCURRENCY_PATTERN = r"^\s*(\d{1,6}\s*(,\s*\d{1,6}\s*)*)?$"
@@ -117,7 +117,7 @@ def import_form(fleet: Fleet) -> dict[str, Param]:
     return {
         "path": Param(
             type="string",
-            pattern=r"^(s3://[^/\s]+(/.*)?|file:///.+)$",
+            pattern=STORE_URL,
             title="Path",
             description_md="`s3://bucket/key` or `file:///path` (on the worker): a result file, or a folder "
             "of them. Read are `vllm bench serve` and `sweep`, guidellm, aiperf, InferenceMAX, and CSV whose "

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import Field
 
-from include.capacity.config import Strict, load_fleet, validate
+from include.capacity.config import STORE_URL, Strict, load_fleet, validate
 from include.capacity.errors import ConfigError, DataError
 from include.capacity.flow import sweep as stages
 from include.capacity.flow.connection import s3_client
@@ -28,7 +28,6 @@ from include.capacity.results.sweepdir import SweepDir
 
 log = logging.getLogger(__name__)
 
-PATH_PATTERN = r"^(s3://[^/\s]+(/.*)?|file:///.+)$"
 MAX_OBJECTS = 10_000
 """More objects below a prefix than anybody's sweep has: a wrong path, refused before it is downloaded."""
 
@@ -36,9 +35,9 @@ MAX_OBJECTS = 10_000
 class ImportParams(Strict):
     """What a person may ask of one import."""
 
-    path: str = Field(pattern=PATH_PATTERN)
+    path: str = Field(pattern=STORE_URL)
     """A result file, or a folder (prefix) of them."""
-    publish_to: str | None = Field(None, pattern=PATH_PATTERN)
+    publish_to: str | None = Field(None, pattern=STORE_URL)
     """Where the report goes; None: as the fleet file says."""
 
 

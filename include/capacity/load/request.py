@@ -43,7 +43,7 @@ import json
 import logging
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import httpx
@@ -51,6 +51,7 @@ import msgspec
 
 from include.capacity.load.sse import Event, SSEDecoder
 from include.capacity.load.transport import ClosedEarly, Exchange, OwnLimit, SlotTransport, now
+from include.capacity.redact import redact_text
 from include.capacity.words import Outcome
 
 _decode = msgspec.json.Decoder().decode
@@ -153,7 +154,7 @@ class Target:
     base_url: str
     """With or without a trailing ``/v1``."""
     served_name: str
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     metrics_url: str = ""
 
 
@@ -179,6 +180,7 @@ class Sender:
             "Accept-Encoding": "identity",
             "User-Agent": "capacity-sweep",
         }
+        self._api_key = target.api_key
         if target.api_key is not None:
             headers["Authorization"] = f"Bearer {target.api_key}"
         self._headers = list(headers.items())
@@ -251,6 +253,8 @@ class Sender:
             deadline_s=deadline_wall_s,
         )
         answer.connection_reused = exchange.reused
+        if answer.error is not None:  # a server may repeat the key that it refuses
+            answer.error = redact_text(answer.error, [self._api_key])
         return answer
 
     async def aclose(self) -> None:

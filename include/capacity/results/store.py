@@ -26,6 +26,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from include.capacity.errors import ConfigError, PublishError, WriteConflict
+from include.capacity.redact import redact_text
 
 log = logging.getLogger(__name__)
 
@@ -388,6 +389,7 @@ class _Explained:
 
         if isinstance(error, Boto3Error) and isinstance(error.__cause__ or error.__context__, Exception):
             error = error.__cause__ or error.__context__  # a multipart upload's own wrapper
+        told = redact_text(str(error))
         if isinstance(error, ClientError):
             code = str(error.response.get("Error", {}).get("Code", ""))
             if code in ("NoSuchKey", "404", "NotFound"):
@@ -403,7 +405,7 @@ class _Explained:
                     f"{self.url}: the object store refused the credentials ({code}); check the connection's "
                     "key and secret, and that they may list, read and write this bucket"
                 ) from error
-            raise PublishError(f"{self.url}: refused by the object store: {error}") from error
+            raise PublishError(f"{self.url}: refused by the object store: {told}") from error
         if isinstance(error, NoCredentialsError | PartialCredentialsError):
             raise PublishError(
                 f"{self.url}: no credentials for the object store; set them in the Airflow connection, "
@@ -411,5 +413,5 @@ class _Explained:
             ) from error
         if isinstance(error, BotoCoreError | Boto3Error):
             raise PublishError(
-                f"{self.url}: the object store cannot be reached: {error}; check its address"
+                f"{self.url}: the object store cannot be reached: {told}; check its address"
             ) from error

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from include.capacity.config import DockerServer, Model
 from include.capacity.errors import ConfigError, ServerDied, ServerError
+from include.capacity.redact import MASK, redact_text
 from include.capacity.results.store import safe_name
 from include.capacity.servers import process
 from include.capacity.servers import stack as stacks
@@ -133,7 +134,7 @@ def start(
                 source=model.source,
                 revision=model.revision,
                 args=command,
-                env={**server.env, **dict.fromkeys(server.pass_env, stacks.MASK)},
+                env={**server.env, **dict.fromkeys(server.pass_env, MASK)},
                 log_head=process.log_head(Path(str(handle.log))),
                 packages=None,  # the image's digest stands for them
                 accelerators=_accelerators(client, server),
@@ -408,7 +409,7 @@ def _still_runs(container: Container, handle: Handle) -> Any:
 def _said(container: Container, lines: int, key: str | None) -> str:
     """The last lines of a container's log, secrets masked."""
     text = container.logs(tail=lines).decode("utf-8", "replace")
-    return stacks.redact_text("\n".join(text.splitlines()[-lines:]), [key])
+    return redact_text("\n".join(text.splitlines()[-lines:]), [key])
 
 
 def _keep_log(container: Container, handle: Handle) -> None:

@@ -19,7 +19,7 @@ from include.capacity.servers.key import api_key
 from include.capacity.servers.process import endpoints_of
 from include.capacity.servers.quiet import wait_until_quiet
 from include.capacity.servers.ready import wait_until_ready
-from include.capacity.servers.stack import endpoint_stack, redact_text
+from include.capacity.servers.stack import endpoint_stack
 from include.capacity.servers.state import READY, ServerState, forget, started_here, state_file, write_state
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def start(
     key = api_key(server.api_key_env)
 
     def progress(stage: str, waited_s: float, seen: str) -> None:
-        log.info("%s: %.0f s, waiting for %s (%s)", model_key, waited_s, stage, redact_text(seen, [key]))
+        log.info("%s: %.0f s, waiting for %s (%s)", model_key, waited_s, stage, seen)
 
     try:
         wait_until_ready(
@@ -55,8 +55,7 @@ def start(
             progress=progress,
         )
     except ServerError as error:
-        about = redact_text(f"{model_key}: {url}: {error}", [key])
-        raise ServerError(about) from error
+        raise ServerError(f"{model_key}: {url}: {error}") from error
     stack = endpoint_stack(url, key)
     scale = stack["time_scale"] or 1.0
     metrics_url = server.metrics_url or f"{url}/metrics"

@@ -32,6 +32,7 @@ import psutil
 
 from include.capacity.config import Model, ProcessServer
 from include.capacity.errors import ConfigError, ServerDied, ServerError
+from include.capacity.redact import redact_text
 from include.capacity.results.store import safe_name
 from include.capacity.servers import stack as stacks
 from include.capacity.servers.base import PROJECT, Handle, Owner, RunIsOver
@@ -180,9 +181,11 @@ def command_line(model_key: str, model: Model, configured: Sequence[str]) -> lis
     for arg in command:
         if "\0" in arg:
             raise ConfigError(f"{where}: argument {arg!r} holds a zero byte")
-        if arg.partition("=")[0] == "--api-key":
+        if _shows_secret(arg):
+            shown = arg.partition("=")[0] if arg.startswith("-") else "an argument"
             raise ConfigError(
-                f"{where}: --api-key shows the key in process lists; name it in server.api_key_env"
+                f"{where}: {shown} shows a secret in process lists; name the API key's variable in "
+                "server.api_key_env, and keep tokens in the environment"
             )
     used = {name for arg in command for name in _PLACEHOLDER.findall(arg)}
     for name, value in {
@@ -195,6 +198,13 @@ def command_line(model_key: str, model: Model, configured: Sequence[str]) -> lis
         if value and (value.startswith("-") or "\0" in value):
             raise ConfigError(f"{where}.{name}: {value!r} would be read as an option")
     return command
+
+
+def _shows_secret(arg: str) -> bool:
+    """Whether an argument is, or brings, a secret; vLLM takes options cut short, and ``_`` for ``-``, too."""
+    option = arg.partition("=")[0].replace("_", "-")
+    cut_short = any(full.startswith(option) and len(option) >= 6 for full in ("--api-key", "--hf-token"))
+    return cut_short or redact_text(arg) != arg
 
 
 def fill(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
@@ -536,7 +546,7 @@ def log_tail(path: Path, lines: int, *secrets: str | None) -> str:
     except OSError:
         return ""
     text = _read(path, max(0, size - TAIL_BYTES), TAIL_BYTES)
-    return stacks.redact_text("\n".join(text.splitlines()[-lines:]), secrets)
+    return redact_text("\n".join(text.splitlines()[-lines:]), secrets)
 
 
 def log_head(path: Path) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 
 from include.capacity.errors import ServerDied, ServerError
+from include.capacity.redact import redact_text
 from include.capacity.servers.base import Handle
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ def wait_until_ready(
     """Return once the server at ``url`` (without ``/v1``) is ready.
 
     ``check`` is called between questions and raises if waiting has become pointless (the process
-    died). Errors: ServerError after ``timeout_s``, or at once for an answer that will not change.
+    died). Errors: ServerError after ``timeout_s``, or at once for an answer that will not change. What the
+    server said is told without the key, which it may have repeated.
     """
     began = told = time.monotonic()
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -65,6 +67,9 @@ def wait_until_ready(
                     )
                 try:
                     seen = judge(client.request(method, path, json=body, timeout=min(within_s, left_s)))
+                    seen = None if seen is None else redact_text(seen, [api_key])
+                except ServerError as error:
+                    raise ServerError(redact_text(str(error), [api_key])) from None
                 except httpx.TimeoutException:
                     seen = "no answer in time"
                 except httpx.HTTPError as error:

