@@ -239,7 +239,7 @@ class DockerServer(Strict):
     env: dict[str, str] = Field(default_factory=dict)
     pass_env: Annotated[list[str], AfterValidator(_variables)] = Field(default_factory=list)
     """Variables given to the container with the values they have here, e.g. ``HF_TOKEN``."""
-    api_key_env: str | None = None
+    api_key_env: EnvName | None = None
     """Environment variable that holds the API key given to server and client."""
     gpus: Literal["all"] | Annotated[int, Field(ge=1, le=64)] | list[str] | None = None
     """NVIDIA: ``all``, how many, or which (indices or UUIDs). Needs NVIDIA's container toolkit."""

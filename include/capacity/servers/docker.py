@@ -27,6 +27,7 @@ from include.capacity.results.store import safe_name
 from include.capacity.servers import process
 from include.capacity.servers import stack as stacks
 from include.capacity.servers.base import Handle, Owner, RunIsOver, run_name
+from include.capacity.servers.devices import MARK, VISIBLE, refuse_in_use
 from include.capacity.servers.key import api_key
 from include.capacity.servers.ready import PROGRESS_EVERY_S, wait_or_tell
 from include.capacity.servers.stale import clear_accelerator
@@ -90,6 +91,9 @@ def start(
     )
     with engine(model_key) as client:
         clear_accelerator(model_key, model.accelerator, owner, folder, run_is_over)
+        if server.gpus is not None or server.devices:
+            named = {VISIBLE[0]: ",".join(server.gpus)} if isinstance(server.gpus, list) else {}
+            refuse_in_use(model_key, {**server.env, **named})
         if server.port:
             process.check_port("127.0.0.1", server.port, model_key)
         image = _image(client, server, model_key)
@@ -111,7 +115,9 @@ def start(
         process.remove_old_logs(folder, model_key)
         write_state(Path(str(handle.state)), state)
         try:
-            wanted = options(server, process.fill(command, values), secret, labels(state))
+            wanted = options(
+                server, process.fill(command, values), {**secret, MARK: server_id}, labels(state)
+            )
             container = client.containers.create(image.id, name=_name(handle), **wanted)
             container.start()
             _find_port(container, handle, server)
