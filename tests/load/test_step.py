@@ -450,7 +450,8 @@ def test_somebody_elses_server_is_refused_while_it_serves_others(monkeypatch: py
         assert measured(server, theirs=True).facts.error is None
 
 
-def test_a_kill_switch_ends_the_load_at_once_and_nothing_is_kept() -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_kill_switch_ends_the_load_at_once_and_nothing_is_kept(workers: int) -> None:
     with NullServer(Plan(ttft_s=60.0)) as server:
 
         def switched() -> str | None:
@@ -458,7 +459,7 @@ def test_a_kill_switch_ends_the_load_at_once_and_nothing_is_kept() -> None:
 
         told = "prove interactive c=4: aborted, nothing of it is kept: kill switch: the file /tmp/stop exists"
         with pytest.raises(LoadStopped, match=re.escape(told)):
-            measured(server, stop_asked=switched)
+            measured(server, stop_asked=switched, workers=workers)
         assert server.wait_for(lambda: server.open == 0)  # all four were given up, none waited for
         assert len(server.records) == 4
 

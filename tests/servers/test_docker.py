@@ -147,7 +147,7 @@ def test_an_engine_that_is_away_is_an_error_where_containers_were_started(
     [
         ({"api_key_env": "NOT_SET_HERE"}, "NOT_SET_HERE"),
         ({"pass_env": ["NOT_SET_HERE"]}, "server.pass_env: environment variable NOT_SET_HERE is not set"),
-        ({"command": ["vllm", "--api-key=abc"]}, "--api-key shows the key"),
+        ({"command": ["vllm", "--api-key=abc"]}, "--api-key shows a secret"),
     ],
 )
 def test_what_is_missing_is_said_before_the_engine_is_asked(
