@@ -312,6 +312,51 @@ def test_a_dying_server_is_a_result_with_its_rows() -> None:
     assert set(counted["outcome"]) <= {"completed", "connection_lost"}
 
 
+def test_a_server_that_hangs_with_its_connections_open_is_gone_like_a_dead_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_module, "PROBE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(step_module.server_metrics, "TIMEOUT_S", 0.5)
+    watching = Watching(lambda snapshot: snapshot.counted > 20)
+    go_on = threading.Event()
+    with NullServer(FAST) as server:
+
+        def hang() -> None:
+            watching.seen.wait(60)
+            assert server._loop is not None
+            server._loop.call_soon_threadsafe(go_on.wait)
+
+        hanger = threading.Thread(target=hang)
+        hanger.start()
+        run = measured(
+            server,
+            spec(4, 100_000, cap_s=5000.0),
+            progress=watching,
+            classes={"interactive": service_class(deadline_s=20.0)},
+        )
+        hanger.join()
+        go_on.set()
+    facts = run.facts
+    assert facts.server_crashed
+    assert facts.error is not None
+    assert "the server hangs: nothing heard for " in facts.error
+    assert facts.loads[0].stop_reason == "server_gone"
+    assert run.requests.to_pandas().query("counted")["outcome"].eq("completed").sum() > 20
+
+
+def test_time_outs_of_a_server_that_is_alive_are_its_verdict() -> None:
+    with NullServer(Plan(tokens=5, fault="stall")) as server:
+        run = measured(
+            server,
+            spec(4, 24),
+            classes={"interactive": service_class(deadline_s=8.0)},
+            bounds=StepBounds(warmup_cap_s=10.0),
+        )
+    assert not run.facts.server_crashed
+    assert run.facts.loads[0].stop_reason == "enough_requests"
+    assert set(run.requests.to_pandas().query("counted")["outcome"]) == {"first_token_timeout"}
+
+
 def test_a_server_that_never_was_there_is_found_within_bounds() -> None:
     with NullServer(FAST) as server:
         pass

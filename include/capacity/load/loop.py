@@ -70,6 +70,11 @@ HALVES_ERRORS = 2.0
 TICK_S = 0.02
 """Wall seconds between looks at the loop's state. Cuts follow from stamps, so this only delays them."""
 
+SILENT = frozenset(
+    {Outcome.CONNECT_FAILED, Outcome.CONNECTION_LOST, Outcome.DEADLINE_EXCEEDED, Outcome.FIRST_TOKEN_TIMEOUT}
+)
+"""Outcomes in which the server said nothing at the end."""
+
 JITTER = 0.5
 MEDIAN_OF = 1001
 """The median completion is that of the last this many."""
@@ -269,6 +274,10 @@ class ClosedLoop:
         """When connections began to fail, if nothing has been answered since."""
         self.vouched = False
         """... and somebody found the server alive all the same."""
+        self.heard_at: float | None = None
+        """When the server last gave a sign of life: a token, or an answer of any kind."""
+        self.doubted = False
+        """Whether the server has been silent for so long that somebody is asking whether it hangs."""
         self.opened: float | None = None
         self.cut: float | None = None
         """Stamp of the end of the window, once known."""
@@ -384,11 +393,21 @@ class ClosedLoop:
                 self.broken_since = ended
         else:
             self.broken_since, self.vouched = None, False
+        self._note_life(answer)
         if self.opened is None and self._slots_begun == self.load.concurrency:
             # Before all slots have begun, what ends was served at a lower concurrency.
             first = answer.first_token_at
             self._ends.append((ended - begun, None if first is None else first - begun))
         return ended
+
+    def _note_life(self, answer: Answer) -> None:
+        """Keep when the server was last heard; a request that ended for want of time is no sign of life."""
+        heard = [answer.last_token_at, answer.first_token_at]
+        if answer.outcome not in SILENT and not answer.own_fault:
+            heard.append(answer.ended_at)
+        latest = max((at for at in [*heard, self.heard_at] if at is not None), default=None)
+        if latest != self.heard_at:
+            self.heard_at, self.doubted = latest, False
 
     def _pause_after(self, sent: Sent) -> float:
         """Wall seconds to wait before the slot's next request."""
@@ -449,7 +468,7 @@ class ClosedLoop:
         look_from = self.opened + min_window * LOOK_FROM
         while True:
             await asyncio.sleep(TICK_S)
-            if self.broken_since is not None and not self.vouched:
+            if self.doubted or (self.broken_since is not None and not self.vouched):
                 continue  # perhaps nobody is there any more: no verdict on requests to a dead server
             prefix = self._ended_prefix()
             capped = self.clock.now() >= cap_at

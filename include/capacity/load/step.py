@@ -10,7 +10,9 @@ it counts.
 
 A server that dies ends the step, not the program: the rows up to then are kept, ``server_crashed`` is set.
 It is dead when connections fail, nothing has been answered for a second, and three further attempts
-at ``/health`` fail. All is bounded: warm-up and window by their caps, the last answers by the deadline.
+at ``/health`` fail. It hangs when there was no token and no answer for ten seconds (half the deadline, if
+that is shorter: its time-outs must not be taken for slow answers) and ``/health`` says nothing either. All
+is bounded: warm-up and window by their caps, the last answers by the deadline.
 
 A server that is somebody else's (``theirs``) is not loaded while it serves others. The load ends within a
 second once the kill switch (``stop_asked``) gives a reason: everything is aborted and nothing kept.
@@ -73,6 +75,9 @@ POLL_LEAST_S, POLL_MOST_S = 0.2, 1.0
 
 SILENT_S = 1.0
 """Wall seconds without any answer, while connections fail, before the server is suspected dead."""
+HANG_SILENT_S = 10.0
+"""... and without any sign of life, connections open, before it is suspected to hang; half the deadline if
+that is shorter."""
 PROBES = 3
 PROBE_EVERY_S = 0.5
 PROBE_TIMEOUT_S = 5.0
@@ -196,6 +201,7 @@ class _Step:
         self.steady = False
         self.ready_at: float | None = None
         """When warm-up ended."""
+        self.shortest_deadline_s = min(classes[load.service_class].deadline_s for load in spec.loads)
         self.longest_deadline_s = max(classes[load.service_class].deadline_s for load in spec.loads)
 
     async def run(self, terminated: threading.Event) -> StepRun:
@@ -451,7 +457,8 @@ class _Step:
 
     async def _watch(self, client: httpx.AsyncClient) -> None:
         """Returns never; raises when the step cannot go on."""
-        vouched_at = self.clock.now()
+        vouched_at = alive_at = self.clock.now()
+        patience_s = min(HANG_SILENT_S, self.clock.wall(self.shortest_deadline_s) / 2)
         while True:
             await asyncio.sleep(TICK_S)
             self._raise_refusal()
@@ -466,6 +473,21 @@ class _Step:
                 vouched_at = self.clock.now()
                 for loop in self.loops:
                     loop.vouched = loop.broken_since is not None
+            heard_at = self._heard_at(alive_at)
+            if self.clock.now() - heard_at >= patience_s:
+                for loop in self.loops:
+                    loop.doubted = True
+                why = await self._probe(client)
+                if why is not None and self._heard_at(alive_at) == heard_at:
+                    silent_s = self.clock.now() - heard_at
+                    raise _ServerGone(f"the server hangs: nothing heard for {silent_s:.0f} s, {why}")
+                alive_at = self.clock.now()
+                for loop in self.loops:
+                    loop.doubted = False
+
+    def _heard_at(self, at_least: float) -> float:
+        """When any loop last heard of the server, but not before ``at_least``."""
+        return max([at_least, *(loop.heard_at for loop in self.loops if loop.heard_at is not None)])
 
     async def _probe(self, client: httpx.AsyncClient) -> str | None:
         """Why ``/health`` cannot be had in three attempts half a second apart; None if it can."""

@@ -31,6 +31,7 @@ ANSWER_WITHIN_S = 10.0
 COMPLETION_WITHIN_S = 60.0
 """For one try; the first completion of a cold server may take several."""
 COMPLETION_TOKENS = 4
+PROBE_WITHIN_S = 5.0
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 Progress = Callable[[str, float, str], None]
@@ -120,6 +121,29 @@ def wait_or_tell(
         about = str(error) if isinstance(error, ServerDied) else f"{handle.model}: {error}"
         said = last_lines(40) or "(nothing)"
         raise type(error)(f"{about}\n--- last lines of {where} ---\n{said}") from error
+
+
+def why_silent(url: str, tries: int = 3) -> str | None:
+    """Why a server that should be up does not answer ``/health``; None if it answers anything below 500.
+
+    A process can live on and hang; a busy server is given three times five seconds.
+    """
+    seen = ""
+    with httpx.Client(base_url=url, trust_env=False, timeout=PROBE_WITHIN_S) as client:
+        for attempt in range(tries):
+            if attempt:
+                time.sleep(POLL_S)
+            try:
+                answer = client.get("/health")
+            except httpx.TimeoutException:
+                seen = "no answer in time"
+            except httpx.HTTPError as error:
+                seen = str(error) or type(error).__name__
+            else:
+                if answer.status_code < 500:
+                    return None
+                seen = _said(answer)
+    return f"/health, asked {tries} times: {seen}"
 
 
 Judge = Callable[[httpx.Response], str | None]
