@@ -12,7 +12,8 @@
     │   └── LoadStopped      the server must not be loaded (any more): kill switch, ceiling, others on it
     ├── NoLimit              the data were read and judged, and carry no limit             exit 3
     └── PublishError         the object store refused or lost something                    exit 3
-        └── WriteConflict    somebody else changed the object since it was read
+        ├── WriteConflict    somebody else changed the object since it was read
+        └── StoreAway        it cannot be reached, or fails by itself: worth trying again
 
 Messages name the file or object, the key, the value found and what was expected.
 """
@@ -66,3 +67,7 @@ class PublishError(CapacityError):
 
 class WriteConflict(PublishError):
     """Somebody else changed the object since it was read; nothing was written."""
+
+
+class StoreAway(PublishError):
+    """The object store cannot be reached, or fails by itself: worth trying again."""

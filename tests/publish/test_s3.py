@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from moto.server import ThreadedMotoServer
 
 from include.capacity.errors import ConfigError, PublishError, WriteConflict
 from include.capacity.publish.publish import publish_run, read_latest, verify_manifest
+from include.capacity.results.patient import PatientStore
 from include.capacity.results.store import MULTIPART_FROM_BYTES, FolderStore, S3Store, open_store
 from include.capacity.results.sweepdir import SweepDir
 from tests.publish.made import limit_entry, small_sweep
@@ -220,6 +222,39 @@ def test_unreachable(tmp_path: Path) -> None:
     store = open_store("s3://capacity/demo", client_for(f"http://127.0.0.1:{free_port()}"))
     with pytest.raises(PublishError, match=r"s3://capacity/demo/.*cannot be reached: .*check its address"):
         publish_run(store, "r1", sweeps, page, promote=True)
+
+
+def test_a_store_that_comes_back_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    back = ThreadedMotoServer(ip_address="127.0.0.1", port=port)
+
+    class BringBack(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "trying again for" in record.getMessage() and back._server is None:
+                back.start()
+                client_for(f"http://127.0.0.1:{port}")().create_bucket(Bucket="capacity")
+
+    handler = BringBack()
+    logging.getLogger("include.capacity.results.patient").addHandler(handler)
+    try:
+        store = PatientStore(open_store("s3://capacity/back", client_for(f"http://127.0.0.1:{port}")), 60)
+        store.write("a.json", b"{}")
+        assert store.read("a.json") == b"{}"
+        assert "s3://capacity/back/a.json: the object store cannot be reached" in caplog.text
+    finally:
+        logging.getLogger("include.capacity.results.patient").removeHandler(handler)
+        back.stop()
+
+
+def test_what_patience_cannot_change_is_told_at_once(nanio: str) -> None:
+    refused = PatientStore(open_store("s3://capacity/x", client_for(nanio, secret="wrong-secret")), 600)
+    with pytest.raises(PublishError, match="refused the credentials"):
+        refused.write("a.json", b"{}")
+    missing = PatientStore(open_store("s3://nowhere/x", client_for(nanio)), 600)
+    with pytest.raises(PublishError, match="the bucket does not exist"):
+        missing.write("a.json", b"{}")
+    with pytest.raises(FileNotFoundError):
+        PatientStore(open_store("s3://capacity/x", client_for(nanio)), 600).read("none.json")
 
 
 def test_no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

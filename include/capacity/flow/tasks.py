@@ -34,12 +34,14 @@ from include.capacity.limits.planner import (
     with_cap,
 )
 from include.capacity.load.request import Target
+from include.capacity.results.patient import PatientStore
 from include.capacity.results.spec import StepSpec
 from include.capacity.results.store import Store, open_store, safe_name
 from include.capacity.results.sweepdir import SweepDir
 from include.capacity.servers.base import RunIsOver, load
 from include.capacity.servers.endpoint import kill_switch
 from include.capacity.servers.lease import Lease
+from include.capacity.servers.ready import why_silent
 from include.capacity.servers.state import servers_folder
 from include.capacity.words import EXPORTABLE, LimitStatus, Phase, Severity
 
@@ -49,6 +51,10 @@ KILL_SWITCH = "capacity_kill_switch"
 """The Airflow variable that stops the load on endpoints: names of models, separated by commas, or ``all``."""
 MAX_RESTARTS = 3
 """How often one sweep brings back a server that died; then the sweep is given up."""
+
+
+STORE_PATIENCE_S = 180.0
+"""How long a task waits for an object store that is away: measurements must not be lost to a restart."""
 
 
 class NothingToDo(Exception):
@@ -101,11 +107,14 @@ class Run:
             promote=asked.promote,
             selected=frozenset(changed.models),
             scheduled_at=scheduled_at,
-            store=open_store(
-                publish.to,
-                s3 or (lambda: s3_client(publish.connection)),
-                sse=publish.sse,
-                sse_kms_key_id=publish.sse_kms_key_id,
+            store=PatientStore(
+                open_store(
+                    publish.to,
+                    s3 or (lambda: s3_client(publish.connection)),
+                    sse=publish.sse,
+                    sse_kms_key_id=publish.sse_kms_key_id,
+                ),
+                STORE_PATIENCE_S,
             ),
             is_over=is_over,
             kill_switch=kill_switch,
@@ -336,19 +345,26 @@ def _told(spec: StepSpec, found: Sequence[Evidence]) -> dict[str, Any]:
 
 
 def _living_target(run: Run, model: str) -> Target:
-    """Where to send requests; brings back a server that died in an earlier step."""
+    """Where to send requests; brings back a server that died or hangs since an earlier step."""
     sweep = run.sweep(model)
     handle = _handle(run, model)
     if handle is None:
         raise ServerError(f"{model}: no server is recorded for run {run.run_id}; clear start_server")
-    if not servers.alive(handle):
+    why = why_silent(handle.url) if servers.alive(handle) else "it is gone"
+    if why is not None:
         if handle.kind == "endpoint":
-            raise ServerError(f"{model}: {handle.url} does not answer any more; it is not ours to start")
+            raise ServerError(
+                f"{model}: {handle.url} does not answer any more ({why}); it is not ours to start"
+            )
         data = sweep.read_json("sweep.json")
         restarts = data.get("restarts", 0)
         if restarts >= MAX_RESTARTS:
-            raise ServerError(f"{model}: the server died {restarts + 1} times in this sweep; given up")
-        log.warning("%s: the server is gone (%s); starting it again", model, handle.describe())
+            raise ServerError(
+                f"{model}: the server died or hung {restarts + 1} times in this sweep; given up"
+            )
+        log.warning(
+            "%s: the server does not serve (%s): %s; starting it again", model, why, handle.describe()
+        )
         sweep.write_json("sweep.json", {**data, "restarts": restarts + 1})
         handle = _start(run, model)
     return servers.target_of(handle)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from include.capacity.errors import ConfigError, PublishError, WriteConflict
+from include.capacity.errors import ConfigError, PublishError, StoreAway, WriteConflict
 from include.capacity.redact import redact_text
 
 log = logging.getLogger(__name__)
@@ -405,6 +405,8 @@ class _Explained:
                     f"{self.url}: the object store refused the credentials ({code}); check the connection's "
                     "key and secret, and that they may list, read and write this bucket"
                 ) from error
+            if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500:
+                raise StoreAway(f"{self.url}: the object store failed: {told}") from error
             raise PublishError(f"{self.url}: refused by the object store: {told}") from error
         if isinstance(error, NoCredentialsError | PartialCredentialsError):
             raise PublishError(
@@ -412,6 +414,6 @@ class _Explained:
                 "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             ) from error
         if isinstance(error, BotoCoreError | Boto3Error):
-            raise PublishError(
+            raise StoreAway(
                 f"{self.url}: the object store cannot be reached: {told}; check its address"
             ) from error
