@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from include.capacity.errors import DataError
+from include.capacity.errors import DataError, ServerError
 from include.capacity.results.store import safe_name
 from include.capacity.servers.base import Handle, Owner, state_folder
 
@@ -126,16 +126,19 @@ def read_state(path: Path) -> ServerState:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a small JSON file whole, by rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+    """Write a small JSON file whole, by rename; ServerError naming it if it cannot be (a full disk)."""
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(data, file, indent=1)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ServerError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def process_identity() -> tuple[int, float]:
