@@ -1,7 +1,9 @@
 """A whole local installation in one folder: Airflow, an S3 server that keeps its data, and their logs.
 
 Used by ``make demo`` and by the end-to-end tests. Everything binds to 127.0.0.1, in processes of our
-own that :meth:`LocalStack.stop` ends. Not a way to run production: see docker-compose.yaml for that.
+own that :meth:`LocalStack.stop` ends. Each part can be ended and started alone, which the fault tests
+do. Metadata are in SQLite, or with ``postgres=True`` in a PostgreSQL of its own. Not a way to run
+production: see docker-compose.yaml for that.
 """
 
 from __future__ import annotations
@@ -14,18 +16,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import boto3
 import httpx
+import psutil
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
+from scripts.local_postgres import LocalPostgres
+
 ROOT = Path(__file__).parents[1]
 READY_TIMEOUT_S = 300
+AIRFLOW_PARTS = ("api-server", "scheduler", "dag-processor")
 
 
 def free_port(wanted: int = 0) -> int:
@@ -52,12 +58,14 @@ class LocalStack:
         s3_port: int = 0,
         bucket: str = "capacity",
         env: dict[str, str] | None = None,
+        postgres: bool = False,
     ) -> None:
         self.home = home
         self.bucket = bucket
         self.airflow_url = f"http://127.0.0.1:{free_port(airflow_port)}"
         self.s3_url = f"http://127.0.0.1:{free_port(s3_port)}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.postgres = LocalPostgres(free_port()) if postgres else None
         self.access_key, self.secret_key = "local", _kept_secret(home / "s3-secret")
         self.env = {**os.environ, **self._environment(), **(env or {})}
         self.http = httpx.Client(base_url=self.airflow_url, timeout=60, trust_env=False)
@@ -78,7 +86,13 @@ class LocalStack:
                 },
             },
         }
+        database = (
+            {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self.postgres.url}
+            if self.postgres
+            else {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS": "scripts.airflow_sqlite.ARGUMENTS"}
+        )
         return {
+            **database,
             "PYTHONPATH": str(ROOT),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "AIRFLOW_HOME": str(self.home / "airflow"),
@@ -89,7 +103,6 @@ class LocalStack:
             "AIRFLOW__CORE__PARALLELISM": "4",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.airflow_url}/execution/",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS": "scripts.airflow_sqlite.ARGUMENTS",
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": port,
             "AIRFLOW__API__BASE_URL": self.airflow_url,
@@ -112,6 +125,30 @@ class LocalStack:
     def start(self) -> None:
         """Start everything and wait until it is healthy; RuntimeError with a log's tail if it is not."""
         (self.home / "logs").mkdir(parents=True, exist_ok=True)
+        self.start_part("s3")
+        if self.postgres:
+            self.postgres.create()
+            self.start_part("postgres")
+            self.wait("PostgreSQL", self._postgres_ready)
+        self.run("airflow", "db", "migrate")
+        for part in AIRFLOW_PARTS:
+            self.start_part(part)
+        self.wait("S3 server", self._s3_ready)
+        self.wait("Airflow", self._airflow_ready)
+
+    def start_part(self, name: str) -> None:
+        """Start one part (again): ``s3``, ``postgres`` or a part of Airflow; does not wait for it."""
+        if name == "s3":
+            self.start_s3(self.secret_key)
+        elif name == "postgres" and self.postgres:
+            self.spawn(name, self.postgres.command, **self.postgres.options)
+        elif name in AIRFLOW_PARTS:
+            self.spawn(name, [sys.executable, "-m", "airflow", name])
+        else:
+            raise ValueError(f"{name!r} is no part of this installation")
+
+    def start_s3(self, secret_key: str) -> None:
+        """Start the S3 server; another ``secret_key`` than :attr:`secret_key` makes it refuse everybody."""
         data = self.home / "s3"
         data.mkdir(exist_ok=True)
         self.spawn(
@@ -122,14 +159,21 @@ class LocalStack:
                 "NANIO_PORT": self.s3_url.rpartition(":")[2],
                 "NANIO_DATA_DIR": str(data),
                 "NANIO_ACCESS_KEY": self.access_key,
-                "NANIO_SECRET_KEY": self.secret_key,
+                "NANIO_SECRET_KEY": secret_key,
             },
         )
-        self.run("airflow", "db", "migrate")
-        for part in ("api-server", "scheduler", "dag-processor"):
-            self.spawn(part, [sys.executable, "-m", "airflow", part])
-        self._wait("S3 server", self._s3_ready)
-        self._wait("Airflow", self._airflow_ready)
+
+    def end_part(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
+        """End one part with all its processes, and wait until its first one is gone."""
+        process = self.processes.pop(name)
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+        process.wait(60)
+
+    def wait_for_all(self) -> None:
+        """Wait until every part is healthy."""
+        self.wait("S3 server", self._s3_ready)
+        self.wait("Airflow", self._airflow_ready)
 
     def stop(self) -> None:
         """End every process of ours, last started first."""
@@ -143,6 +187,8 @@ class LocalStack:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         self.processes.clear()
+        if self.postgres:
+            self.postgres.remove()
 
     @contextmanager
     def running(self) -> Iterator[LocalStack]:
@@ -153,7 +199,7 @@ class LocalStack:
         finally:
             self.stop()
 
-    def spawn(self, name: str, command: list[str], env: dict[str, str] | None = None) -> None:
+    def spawn(self, name: str, command: list[str], env: dict[str, str] | None = None, **options: Any) -> None:
         """Start a process in a group of its own, its output in ``logs/<name>.log``."""
         with (self.home / "logs" / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
@@ -162,8 +208,8 @@ class LocalStack:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=ROOT,
                 start_new_session=True,
+                **{"cwd": ROOT, **options},
             )
 
     def run(self, *command: str) -> None:
@@ -190,7 +236,8 @@ class LocalStack:
         text = (self.home / "logs" / f"{name}.log").read_text(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
-    def _wait(self, what: str, ready: Any) -> None:
+    def wait(self, what: str, ready: Callable[[], bool]) -> None:
+        """Wait until ``ready()``; RuntimeError with the logs' tails if a part ends or it takes too long."""
         give_up = time.monotonic() + READY_TIMEOUT_S
         while not ready():
             self.check()
@@ -207,6 +254,10 @@ class LocalStack:
         except BotoCoreError:  # nobody listens yet; a refusal (ClientError) is no matter of waiting
             return False
         return True
+
+    def _postgres_ready(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.postgres.port if self.postgres else 0)) == 0
 
     def _airflow_ready(self) -> bool:
         try:
@@ -258,6 +309,19 @@ class LocalStack:
         answer = self.api("GET", f"/dags/{dag}/dagRuns/{run}")
         answer.raise_for_status()
         return str(answer.json()["state"])
+
+    def servers(self) -> list[str]:
+        """Command lines of the model servers that this installation runs, told by the log they write to."""
+        logs = str(self.home / "state" / "servers")
+        found = []
+        for process in psutil.process_iter():
+            try:
+                output = Path(f"/proc/{process.pid}/fd/1").readlink()
+                if str(output).startswith(logs):
+                    found.append(" ".join(process.cmdline()))
+            except (psutil.Error, OSError):  # it ended meanwhile, or is not ours
+                continue
+        return found
 
     def tasks(self, dag: str, run: str) -> list[dict[str, Any]]:
         """All task instances of a run."""
