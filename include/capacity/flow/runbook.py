@@ -27,13 +27,15 @@ and a class has no limit because of it, or nothing could be published. What was 
 |---|---|---|
 | `plan` | its log names the file, key and value that are wrong | mend the fleet file or the parameters, trigger again |
 | `lease` | its log names the run that holds the accelerator | wait, or end that run; stale leases are broken by themselves |
-| `start_server` | its log ends with the tail of the server's own log | mend the model's arguments; clear the task |
-| `ladder` ... `anchor` | the step's log: a client error (400, 401, 404) means the requests are wrong | clear the step; the server comes back for it |
+| `start_server` | its log ends with the tail of the server's own log, or says that others use the accelerator or the endpoint | mend the model's arguments, or come back when it is free; clear the task |
+| `ladder` ... `anchor` | the step's log: a client error (400, 401, 404) means the requests are wrong; "kill switch" means that somebody wanted the load to end | clear the step; the server comes back for it |
 | `validate` ... `report` | the quality section of the report: what was rejected and why | follow its advice, clear the failed task |
 | `publish` | its log names the bucket and object | mend the connection or the bucket, clear the task: nothing is measured again |
 | `check_run` only | its log says which class has no limit, and why | follow its advice, trigger again |
 
-Clearing a step measures it again and nothing else; results of other steps are kept.
+Clearing a step measures it again and nothing else; results of other steps are kept. Clearing the whole run goes on
+with it: what it has measured is kept, the rest is measured; if the fleet file or the server's stack have changed by
+then, that is refused, and a new run must be triggered.
 """
 
 NIGHTLY = (
