@@ -34,6 +34,7 @@ from include.capacity.limits.planner import (
     with_cap,
 )
 from include.capacity.load.request import Target
+from include.capacity.load.step import Switch
 from include.capacity.results.patient import PatientStore
 from include.capacity.results.spec import StepSpec
 from include.capacity.results.store import Store, open_store, safe_name
@@ -309,7 +310,7 @@ def _measure(run: Run, model: str, spec: StepSpec) -> dict[str, Any]:
     target = _living_target(run, model)
     with task_progress(model) as progress:
         try:
-            found = stages.measure(sweep, spec, target, progress, _stop_asked(run, model))
+            found = stages.measure(sweep, spec, target, progress, _switches(run, model))
         except CapacityError as error:
             stages.record_problem(sweep, spec.label, error)
             raise
@@ -317,20 +318,18 @@ def _measure(run: Run, model: str, spec: StepSpec) -> dict[str, Any]:
     return _told(spec, found)
 
 
-def _stop_asked(run: Run, model: str) -> Callable[[], str | None] | None:
-    """The kill switch of an endpoint: its file, or Airflow's variable; None for servers of our own."""
+def _switches(run: Run, model: str) -> list[Switch]:
+    """The kill switches of an endpoint: its file, and Airflow's variable; none for servers of our own."""
     server = run.model(model).server
     if not isinstance(server, EndpointServer):
-        return None
+        return []
 
-    def asked() -> str | None:
-        if reason := kill_switch(server):
-            return reason
+    def variable() -> str | None:
         named = run.kill_switch() if run.kill_switch is not None else ""
         off = {name.strip() for name in named.split(",")} & {model, "all"}
         return f"the Airflow variable {KILL_SWITCH} names {off.pop()!r}" if off else None
 
-    return asked
+    return [lambda: kill_switch(server), variable]
 
 
 def _told(spec: StepSpec, found: Sequence[Evidence]) -> dict[str, Any]:
@@ -633,9 +632,9 @@ def _folder(run: Run, model: str) -> Path:
 
 def _start(run: Run, model: str) -> servers.Handle:
     """Start the server and record what it is; stopped again if its steps were measured on another."""
-    asked = _stop_asked(run, model)
-    if asked is not None and (reason := asked()):
-        raise LoadStopped(f"{model}: not loaded: kill switch: {reason}")
+    for switch in _switches(run, model):
+        if reason := switch():
+            raise LoadStopped(f"{model}: not loaded: kill switch: {reason}")
     handle = servers.start(
         model, run.model(model), _owner(run, model), _folder(run, model), run_is_over=run.is_over
     )
