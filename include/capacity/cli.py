@@ -32,7 +32,7 @@ from include.capacity.config import (
     read_text,
     validate,
 )
-from include.capacity.errors import CapacityError, ConfigError, DataError
+from include.capacity.errors import CapacityError, ConfigError, DataError, NoLimit
 from include.capacity.results.plain import finite
 from include.capacity.results.store import FolderStore
 from include.capacity.results.sweepdir import SweepDir
@@ -247,8 +247,11 @@ def check(options: argparse.Namespace) -> int:
         _print_json({"steps": [{key: step.get(key) for key in fields} for step in quality["steps"]]})
     else:
         _print_quality(quality)
-    usable = any(step["verdict"] != "reject" for step in quality["steps"])
-    return OK if usable and quality["verdict"] != "reject" else NO
+    if not quality["steps"]:
+        raise NoLimit(f"{options.dir}: no step was measured, so there is nothing to judge")
+    if all(step["verdict"] == "reject" for step in quality["steps"]):
+        raise NoLimit(f"{options.dir}: every step is rejected, so nothing can be concluded")
+    return OK if quality["verdict"] != "reject" else NO
 
 
 def limits(options: argparse.Namespace) -> int:

@@ -116,6 +116,34 @@ def test_spoilt_files_are_named(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("limits.json", "{}", "limits.json: expected lists `limits` and `saturation`"),
+        ("limits.json", '{"limits": 3, "saturation": []}', "limits.json: expected lists"),
+        ("limits.json", "junk", "limits.json: not JSON"),
+        (f"metrics/{STEP}.parquet", "junk", f"metrics/{STEP}.parquet: not a Parquet file"),
+    ],
+)
+def test_no_report_of_spoilt_files(
+    copy: Path, file: str, content: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (copy / file).exists()
+    (copy / file).write_text(content)
+    assert main(["report", str(copy)]) == 2
+    assert said in capsys.readouterr().err
+    assert not (copy / "report.html").exists()
+
+
+def test_a_sweep_without_steps_says_why_it_is_no_good(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("steps", "requests", "metrics", "evidence"):
+        shutil.rmtree(copy / folder)
+    assert main(["check", str(copy), "--json"]) == 3
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"steps": []}
+    assert "no step was measured, so there is nothing to judge" in said.err
+
+
 def test_longer_deadline_than_measured_is_refused(
     swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

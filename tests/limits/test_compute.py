@@ -381,6 +381,35 @@ def test_end_to_end_on_a_slot_server():
     assert 16 <= interactive["knees"]["throughput"]["concurrency"] <= 23
 
 
+def test_three_classes_with_tpot_and_e2e_objectives_alone_and_together():
+    ladder = [4, 8, 16, 32, 64]
+    classes = {
+        "chat": service_class(ladder=ladder, tpot={"at_most_s": 0.1, "share": 0.95}),
+        "slow": batch_class(ladder=ladder, e2e={"at_most_s": 8.0, "share": 0.9}),
+        "bulk": batch_class(ladder=ladder),
+    }
+    asked = Problem(model="m", classes=classes, seed=1, shared=True)
+    evidence, _ = sweep(asked, SlotServer(20))
+    result = compute_limits(sweep_json(asked), evidence, NO_STEPS, None)
+    chat, slow, bulk = (e for e in result["limits"] if e["measured"] == "alone")
+    assert abs(chat["limit"] - 20) <= 1  # the first token waits for a slot
+    assert list(chat["objectives"]) == ["ttft", "tpot"]
+    # a request holds its slot for 7 s at most in nine of ten, so one of 8 s may wait a little
+    assert 18 <= slow["limit"] <= 30
+    assert (slow["status"], slow["bound_by"]) == ("proven", "e2e")
+    assert "had the whole answer within 8.0 s" in slow["claim"]
+    assert (bulk["limit"], bulk["status"], bulk["objectives"]) == (64, "lower_bound", {})
+    together = [e for e in result["limits"] if e["measured"] == "shared"]
+    assert [e["class"] for e in together] == ["chat", "slow", "bulk"]
+    assert all(len(e["beside"]) == 2 and e["limit"] for e in together)
+    # answers slower than asked for meet nothing, however early they begin
+    strict = service_class(ladder=ladder, tpot={"at_most_s": 0.01, "share": 0.95})
+    asked = Problem(model="m", classes={"chat": strict}, seed=1)
+    evidence, _ = sweep(asked, SlotServer(20))
+    (chat,) = compute_limits(sweep_json(asked), evidence, NO_STEPS, None)["limits"]
+    assert (chat["limit"], chat["status"]) == (None, "no_passing_step")
+
+
 # -- judged by other values
 
 

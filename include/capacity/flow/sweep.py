@@ -372,7 +372,19 @@ def compare(sweep: SweepDir, history: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 
 def report(sweep: SweepDir) -> None:
-    """Write the model's report and figures."""
+    """Write the model's report and figures.
+
+    DataError if what they are made from is not what the stages before write.
+    """
+    found = sweep.read_json("limits.json")
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(key), list) for key in ("limits", "saturation")
+    ):
+        raise DataError(
+            f"{sweep.url}/limits.json: expected lists `limits` and `saturation`; run `limits` again"
+        )
+    for key in sweep.all_facts():
+        sweep.metrics(key)  # the report shows their summaries: DataError if they cannot be those
     from include.capacity.report.build import build_model_report  # matplotlib: only here
 
     build_model_report(sweep)
