@@ -118,8 +118,8 @@ def test_a_missed_target_is_told_and_a_met_one_passes(capsys):
     assert (right.limit, right.truth, round(right.shortfall, 3)) == (13, 15, 0.133)
     pairs, bad_pairs = {"proven together": [right]}, {"proven together": [right, wrong]}
     assert all(value <= most for _, value, most in bench_limits.targets(good, pairs))
-    assert bench_limits.report(good, pairs) is True
-    assert bench_limits.report(good, bad_pairs) is False
+    assert bench_limits.verdict(good, pairs) is True
+    assert bench_limits.verdict(good, bad_pairs) is False
     assert "MISS proven pairs above the truth: 0.500 (at most 0.050)" in capsys.readouterr().out
     missed = [what for what, value, most in bench_limits.targets(bad, pairs) if value > most]
     assert missed == [
