@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,11 @@ def model_values(data: ModelData, drawings: Sequence[Drawing]) -> dict[str, Any]
     }
 
 
+def moment(stamp: Any) -> str:
+    """``2026-11-30 01:00 UTC`` of a time stamp in UTC; blank if there is none."""
+    return f"{str(stamp)[:16].replace('T', ' ')} UTC" if stamp else ""
+
+
 def toc(changed: Sequence[str] | None) -> list[tuple[str, str]]:
     """(id, name) of the sections; that on changes only where something was compared."""
     return [entry for entry in SECTIONS if changed is not None or entry[0] != "changed"]
@@ -235,7 +241,7 @@ def model_meta(data: ModelData) -> list[str]:
         ("served as", sweep.get("served_name")),
         ("run", sweep.get("run_id")),
         ("attempt", sweep.get("attempt")),
-        ("begun", str(sweep.get("created_at") or "")[:16].replace("T", " ")),
+        ("begun", moment(sweep.get("created_at"))),
         ("accelerator", accelerator_words(accelerator)),
         ("stack", sweep.get("stack_id")),
     ]
@@ -418,16 +424,16 @@ def fleet_values(
     meta = [
         ("run", run.get("run_id")),
         ("attempt", run.get("attempt")),
-        ("begun", str(run.get("started_at") or "")[:16].replace("T", " ")),
-        ("ended", str(run.get("ended_at") or "")[:16].replace("T", " ")),
+        ("begun", moment(run.get("started_at"))),
+        ("ended", moment(run.get("ended_at"))),
         ("models", f"{len(models)} measured" + (f", {len(failed)} failed" if failed else "")),
     ]
     failures = Table("Models without a result in this run.", ["model", "why"], wrap={1})
     for name, why in failed.items():
         failures.add(name, why)
     checked = Table(
-        "Quality of each model's measurement.",
-        ["model", "trust", "steps", "passed", "flagged", "rejected", "what was found"],
+        "Quality of each model's measurement; what was found is told in the model's own report.",
+        ["model", "trust", "steps", "passed", "flagged", "rejected", "what was found (how often)"],
         text={0, 1},
         wrap={6},
     )
@@ -436,13 +442,13 @@ def fleet_values(
     )
     for data in found:
         judged, counts = trust(data), data.steps["verdict"].value_counts()
-        reasons = list(dict.fromkeys(row.cells[3] for row in findings_table(data).rows))
+        checks = Counter(row.cells[1] for row in findings_table(data).rows)
         checked.add(
             data.name,
             judged["words"],
             number(len(data.steps)),
             *(number(counts.get(kind, 0)) for kind in ("ok", "flag", "reject")),
-            " ".join(reasons) or UNKNOWN,
+            ", ".join(f"{check} ({n})" for check, n in checks.most_common()) or UNKNOWN,
         )
         stacks.add(
             data.name,
