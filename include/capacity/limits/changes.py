@@ -5,11 +5,11 @@ class, accelerator and count), measured alone, judged by the same deadline, floo
 says nothing about the server (rejected, not measured, too little evidence) is passed over; "no passing
 step" says something: the limit is below the lowest step.
 
-Two searches of one unchanged server do not end at the same number: each is found to 5 %, and chance decides
-a step near the edge. So a limit **differs** from the level before it only if
+Two searches of one unchanged server do not end at the same number: each is found to one request or 5 %, and
+chance decides a step near the edge. So a limit **differs** from the level before it only if
 
-1. the brackets (last pass, first that did not pass) do not overlap, and the limits are more than
-   ``LEAST_SHARE`` apart, which is twice what the search resolves; and
+1. the brackets (last pass, first that did not pass) do not overlap, and the limits are more than 10 % and
+   more than 2 apart, which is twice what the search resolves; and
 2. it **holds twice**: two comparable runs in a row say so, in the same direction; or the evidence is
    **strong**: at a concurrency that held in the better run, the worse run provably failed, and the two
    rates (completed, or completed with every objective met) are apart by one-sided Clopper-Pearson bounds at
@@ -33,6 +33,8 @@ from include.capacity.limits.bounds import ALPHA_EARLY, clopper_pearson_lower, c
 from include.capacity.words import EXPORTABLE, LimitStatus
 
 LEAST_SHARE = 0.10
+LEAST_NUMBER = 2
+"""Two limits must differ by more than both."""
 LEVEL_RUNS = 5
 SHOWN_DIFFERENCES = 6
 """More differences between two stacks than anybody reads in a sentence."""
@@ -195,7 +197,7 @@ def _direction(before: Limit, now: Limit) -> int:
     first_fail = (low.get("bracket") or [None, None])[1]
     if first_fail is None or high["limit"] is None or first_fail > high["limit"]:
         return 0
-    if _number(low) >= (1 - LEAST_SHARE) * _number(high):
+    if _number(high) - _number(low) <= max(LEAST_NUMBER, LEAST_SHARE * _number(high)):
         return 0
     return -1 if low is now else 1
 
