@@ -5,17 +5,26 @@ from __future__ import annotations
 import html
 import re
 import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from include.capacity.errors import DataError
 from include.capacity.flow.sweep import compare
 from include.capacity.publish.documents import check
-from include.capacity.report.build import build_fleet_report, build_model_report, markdown_text
+from include.capacity.report.build import (
+    build_fleet_report,
+    build_model_report,
+    fleet_values,
+    markdown_text,
+    render,
+)
 from include.capacity.report.data import binomial_bounds, curve_of, judged_steps, read_model
 from include.capacity.report.figures import fleet_drawings, model_drawings
 from include.capacity.report.words import percent, rate, seconds
@@ -279,6 +288,40 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     for name in sweep.names("figures/"):
         if name.endswith("svg"):
             assert "<script" not in ET.tostring(ET.fromstring(sweep.read(name)), encoding="unicode")
+
+
+class Tags(HTMLParser):
+    """The tags and attributes of a page, and its text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[str, str]] = set()
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen |= {(tag, name) for name, _ in attrs} | {(tag, "")}
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def tags_of(name: str) -> Tags:
+    """What a fleet's page consists of whose fleet, run and failed model have this name."""
+    values = fleet_values({}, {name: name}, {"run_id": name, "fleet": name, "missed": [name]}, [])
+    tags = Tags()
+    tags.feed(render("fleet.html.j2", values))
+    return tags
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.text(min_size=1, max_size=40).filter(str.strip)
+    | st.sampled_from([HOSTILE, "<svg/onload=x>", "{{ 7*7 }}"])
+)
+def test_no_name_becomes_part_of_the_page(name: str) -> None:
+    tags = tags_of(name)
+    assert tags.seen == tags_of("plain").seen
+    assert any(name == word for word in tags.words)
 
 
 def test_markdown_text_stays_in_its_cell() -> None:
