@@ -48,7 +48,10 @@ def free_port(wanted: int = 0) -> int:
 
 
 class LocalStack:
-    """Airflow and S3 below ``home``; ``bucket`` exists when :meth:`start` returns."""
+    """Airflow and S3 below ``home``; ``bucket`` exists when :meth:`start` returns.
+
+    Everybody is an admin, unless ``login``: then Airflow asks for ``user`` and ``password``.
+    """
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class LocalStack:
         airflow_port: int = 0,
         s3_port: int = 0,
         bucket: str = "capacity",
+        login: bool = False,
         env: dict[str, str] | None = None,
         postgres: bool = False,
     ) -> None:
@@ -67,6 +71,7 @@ class LocalStack:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.postgres = LocalPostgres(free_port()) if postgres else None
         self.access_key, self.secret_key = "local", _kept_secret(home / "s3-secret")
+        self.user, self.password = "admin", _kept_secret(home / "password") if login else None
         self.env = {**os.environ, **self._environment(), **(env or {})}
         self.http = httpx.Client(base_url=self.airflow_url, timeout=60, trust_env=False)
 
@@ -101,7 +106,9 @@ class LocalStack:
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
             "AIRFLOW__CORE__PARALLELISM": "4",
-            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": str(self.password is None),
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{self.user}:admin",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.home / "passwords.json"),
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.airflow_url}/execution/",
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": port,
@@ -125,6 +132,7 @@ class LocalStack:
     def start(self) -> None:
         """Start everything and wait until it is healthy; RuntimeError with a log's tail if it is not."""
         (self.home / "logs").mkdir(parents=True, exist_ok=True)
+        (self.home / "passwords.json").write_text(json.dumps({self.user: self.password or ""}))
         self.start_part("s3")
         if self.postgres:
             self.postgres.create()
@@ -275,6 +283,12 @@ class LocalStack:
 
     # -- clients
 
+    def token(self) -> str:
+        """A token for Airflow's API and UI."""
+        who = {"username": self.user, "password": self.password}
+        answer = self.http.post("/auth/token", json=who) if self.password else self.http.get("/auth/token")
+        return str(answer.json()["access_token"])
+
     def s3(self) -> Any:
         """A boto3 client for the local S3 server."""
         return boto3.client(
@@ -291,8 +305,7 @@ class LocalStack:
     def api(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         """One call of Airflow's REST API (v2), with a token."""
         if "authorization" not in self.http.headers:
-            token = self.http.get("/auth/token").json()["access_token"]
-            self.http.headers["authorization"] = f"Bearer {token}"
+            self.http.headers["authorization"] = f"Bearer {self.token()}"
         return self.http.request(method, f"/api/v2{path}", **arguments)
 
     def trigger(self, dag: str, conf: dict[str, Any] | None = None) -> str:
