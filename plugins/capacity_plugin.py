@@ -1,4 +1,4 @@
-"""The Airflow plugin: keeps tasks quick.
+"""The Airflow plugin: the Capacity page, and quick tasks.
 
 Importing pandas, SciPy, the AWS hook and Great Expectations takes longer than most of our tasks. With
 ``CAPACITY_PRELOAD=1`` the scheduler imports them once before the LocalExecutor forks its workers, and
@@ -14,6 +14,8 @@ import sys
 
 from airflow.listeners import hookimpl
 from airflow.plugins_manager import AirflowPlugin
+
+from include.capacity.page.plugin import external_views, fastapi_apps
 
 log = logging.getLogger(__name__)
 
@@ -47,4 +49,7 @@ class CapacityPlugin(AirflowPlugin):
     """Registers what this project adds to Airflow."""
 
     name = "capacity"
-    listeners = [PreloadListener()]  # noqa: RUF012 - Airflow reads a plain class attribute
+    # Airflow reads plain class attributes.
+    listeners = [PreloadListener()]  # noqa: RUF012 - as said
+    fastapi_apps = fastapi_apps()
+    external_views = external_views()

@@ -18,7 +18,12 @@ from airflow.dag_processing.dagbag import DagBag
 conf = {conf}
 dag = DagBag("dags").dags["capacity_sweep"]
 run = dag.test(run_conf=conf)
-print(json.dumps({{"state": str(run.state), "run_id": run.run_id,
+from airflow.models.asset import AssetEvent
+from airflow.utils.session import create_session
+with create_session() as session:
+    events = session.query(AssetEvent).filter_by(source_run_id=run.run_id).all()
+    told = [event.extra for event in events]
+print(json.dumps({{"state": str(run.state), "run_id": run.run_id, "told": told,
     "tasks": {{f"{{ti.task_id}}[{{ti.map_index}}]": str(ti.state) for ti in run.get_task_instances()}}}}))
 """
 
@@ -62,6 +67,18 @@ def test_sweep_of_one_model_is_published_and_its_server_gone(in_airflow, airflow
         ("interactive", 4, "lower_bound")
     ]
     assert limits[0]["evidence"]["n"] >= 299
+    (told,) = result["told"]
+    assert told["limits"] == [
+        {
+            "model": "sprinter",
+            "class": "interactive",
+            "measured": "alone",
+            "limit": 4,
+            "status": "lower_bound",
+        }
+    ]
+    assert told["url"] == f"{out.as_uri()}/{prefix}"
+    assert (told["run"], told["attempt"], told["promoted"]) == (prefix.split("/")[1], 1, False)
     assert tasks["check_run[-1]"] == "success"
     assert result["state"] == "success"
     assert not store.exists("latest/limits.json")
@@ -73,4 +90,5 @@ def test_a_wrong_parameter_fails_in_plan(in_airflow, tmp_path: Path) -> None:
     assert result["state"] == "failed"
     assert result["tasks"]["sprinter.plan[-1]"] == "failed"
     assert result["tasks"]["sprinter.start_server[-1]"] == "upstream_failed"
+    assert result["told"] == []
     assert not (tmp_path / "out").exists()

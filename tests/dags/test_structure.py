@@ -23,6 +23,7 @@ for dag in bag.dags.values():
                 "limit_s": task.execution_timeout.total_seconds() if task.execution_timeout else None,
                 "fails_run": bool(getattr(task, "on_failure_fail_dagrun", False)),
                 "doc": task.python_callable.__doc__,
+                "links": [link.name for link in task.operator_extra_links],
             }
             for task in dag.tasks
         },
@@ -43,6 +44,7 @@ print(json.dumps(sorted(heavy & (set(sys.modules) - already))))
 """
 
 SWEEPS = ("capacity_nightly", "capacity_sweep")
+REPORTING = ("report", "fleet_report", "publish")
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +162,66 @@ def test_form_and_parameters_name_the_same_fields(bag) -> None:
 
     assert set(bag["dags"]["capacity_sweep"]["params"]) == set(SweepParams.model_fields)
     assert set(bag["dags"]["capacity_import"]["params"]) == set(ImportParams.model_fields)
+
+
+LINKS = """
+import json
+from include.capacity.config import load_fleet
+from include.capacity.flow import links
+to, answers = load_fleet().publish.to, {}
+for name, link, returned in (
+    ("published", links.OpenReport(), {"report": "runs/a/2/report.html", "url": f"{to}/runs/a/2"}),
+    ("without report", links.OpenReport(), {"report": None, "url": f"{to}/runs/a/2"}),
+    ("elsewhere", links.OpenReport(), {"report": "runs/a/2/report.html", "url": f"{to}-b/runs/a/2"}),
+    ("never returned", links.OpenReport(), None),
+    ("model", links.OpenPublished(), f"{to}/work/a/steady"),
+    ("model elsewhere", links.OpenPublished(), "file:///tmp/work/a/steady"),
+    ("model never returned", links.OpenPublished(), None),
+):
+    links._returned = lambda key: returned
+    answers[name] = link.get_link(None, ti_key=None)
+print(json.dumps(answers))
+"""
+
+
+def test_links_lead_to_the_page_or_nowhere(in_airflow) -> None:
+    assert in_airflow(LINKS, AIRFLOW__API__BASE_URL="https://example.com/airflow/") == {
+        "published": "/airflow/plugin/capacity/airflow/capacity/view/runs/a/2/report.html",
+        "without report": "",
+        "elsewhere": "",
+        "never returned": "",
+        "model": "/airflow/plugin/capacity/airflow/capacity/newest/a/steady",
+        "model elsewhere": "",
+        "model never returned": "",
+    }
+
+
+def test_reports_open_from_the_tasks_that_write_and_publish_them(bag) -> None:
+    for name, dag in bag["dags"].items():
+        linked = {task_id for task_id, task in dag["tasks"].items() if task["links"] == ["Open report"]}
+        writing = {task_id for task_id in dag["tasks"] if task_id.rpartition(".")[2] in REPORTING}
+        assert linked == writing, name
+
+
+PLUGIN = """
+import json, sys
+import airflow.plugins_manager, airflow.sdk
+before = set(sys.modules)
+sys.path.insert(0, "plugins")
+import capacity_plugin
+plugin = capacity_plugin.CapacityPlugin
+heavy = {"fastapi", "jinja2", "pandas", "numpy", "boto3", "botocore", "pyarrow", "jsonschema"}
+print(json.dumps({
+    "heavy": sorted(heavy & (set(sys.modules) - before)), "new": len(set(sys.modules) - before),
+    "apps": [(app["name"], app["url_prefix"]) for app in plugin.fastapi_apps],
+    "views": [(view["name"], view["href"], view["destination"]) for view in plugin.external_views],
+}))
+"""
+
+
+def test_the_plugin_loads_nothing_heavy(in_airflow) -> None:
+    found = in_airflow(PLUGIN, AIRFLOW__API__BASE_URL="https://example.com/airflow/")
+    assert found["heavy"] == []
+    assert found["new"] < 30
+    assert found["apps"] == [["Capacity", "/capacity"]]
+    assert found["views"] == [["Capacity", "/airflow/capacity/", "nav"]]

@@ -34,13 +34,16 @@ from airflow.sdk import (
 from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException, DownstreamTasksSkipped
 
 from include.capacity.config import Fleet, Model, slug
+from include.capacity.flow.links import OpenPublished, OpenReport
 from include.capacity.flow.params import MOST_SECONDS_PER_STEP
 from include.capacity.words import Phase
 
 log = logging.getLogger(__name__)
 
 LIMITS = Asset("capacity_limits")
-"""Published limits; no URI, for an ``s3://`` one would import the AWS provider with every DAG file."""
+"""Published limits; its event carries them (``tasks.event``).
+
+No URI, for an ``s3://`` one would import the AWS provider with every DAG file."""
 START = datetime(2025, 1, 1)
 LEASE_TIMEOUT = timedelta(hours=12)
 LEASE_POLL_S = float(os.environ.get("CAPACITY_LEASE_POLL_S", "30"))
@@ -113,15 +116,18 @@ def _model_group(model: str, configured: Model, longest: timedelta) -> tuple[Any
         measured >> stopped
         validated = validate(model)
         measured >> validated
-        reported = report(model)
+        reported: Any = report(model)
+        reported.operator.operator_extra_links = (OpenPublished(),)
         validated >> limits(model) >> reported
     return reported, stopped
 
 
 def _fleet_tasks(ends: list[tuple[Any, Any]]) -> None:
     """Tasks of the whole run; ``check_run`` is the only leaf and makes the run's colour true."""
-    published = publish.override(outlets=[LIMITS])()
-    reported = fleet_report()
+    published: Any = publish.override(outlets=[LIMITS])()
+    published.operator.operator_extra_links = (OpenReport(),)
+    reported: Any = fleet_report()
+    reported.operator.operator_extra_links = (OpenPublished(),)
     [report for report, _ in ends] >> reported >> published
     [published, *(stop for _, stop in ends)] >> check_run()
 
@@ -282,10 +288,13 @@ def fleet_report() -> str:
 
 @task(execution_timeout=timedelta(hours=1), retries=2, retry_delay=timedelta(seconds=30))
 def publish() -> dict[str, Any]:
-    """Publish everything of this run; moves ``latest/`` where it may."""
+    """Publish everything of this run; moves ``latest/`` where it may. The asset's event tells the limits."""
     from include.capacity.flow import tasks
 
-    return tasks.publish(_run())
+    run = _run()
+    published = tasks.publish(run)
+    get_current_context()["outlet_events"][LIMITS].extra = tasks.event(run, published)
+    return published
 
 
 @task(trigger_rule=TriggerRule.ALL_DONE, execution_timeout=timedelta(minutes=10))

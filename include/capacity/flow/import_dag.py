@@ -10,6 +10,7 @@ from airflow.sdk import DAG, Param, get_current_context, task
 from include.capacity.config import Fleet
 from include.capacity.flow.dags import START
 from include.capacity.flow.form import import_form
+from include.capacity.flow.links import OpenPublished, OpenReport
 from include.capacity.flow.runbook import IMPORT
 
 
@@ -29,7 +30,11 @@ def import_dag(fleet: Fleet) -> DAG:
         tags=["capacity"],
         default_args={"owner": "capacity", "retries": 0},
     ) as dag:
-        read() >> validate() >> limits() >> report() >> publish()
+        reported: Any = report()
+        published: Any = publish()
+        reported.operator.operator_extra_links = (OpenPublished(),)
+        published.operator.operator_extra_links = (OpenReport(),)
+        read() >> validate() >> limits() >> reported >> published
     return dag
 
 

@@ -27,7 +27,7 @@ from include.capacity.limits.identity import comparison_id, stack_id
 from include.capacity.limits.planner import Problem, estimate_s, next_step, over_ceiling, problem_of, step_s
 from include.capacity.load.progress import Progress
 from include.capacity.load.request import Target
-from include.capacity.load.step import Switch, run_step
+from include.capacity.load.step import run_step
 from include.capacity.load.workers import workers_for
 from include.capacity.quality.check import rejections
 from include.capacity.results.spec import StepSpec, step_seed
@@ -180,11 +180,11 @@ def measure(
     spec: StepSpec,
     target: Target,
     progress: Progress | None = None,
-    switches: Sequence[Switch] = (),
+    stop_asked: Callable[[], str | None] | None = None,
 ) -> list[Evidence]:
     """Run one step and keep its rows, facts and evidence; before that, say how long it is expected to take.
 
-    ``switches``: kill switches (see ``load.step``). Errors: RequestRefused, MeasurementError, LoadStopped
+    ``stop_asked``: the kill switch (see ``load.step``). Errors: RequestRefused, MeasurementError, LoadStopped
     (nothing is kept); a server that dies is a result.
     """
     data = sweep.read_json("sweep.json")
@@ -200,7 +200,7 @@ def measure(
         clock_scale=data["clock_scale"],
         decide=decider(classes),
         progress=progress,
-        switches=switches,
+        stop_asked=stop_asked,
         theirs=data["server_kind"] == "endpoint",
         workers=workers_for(
             sum(load.concurrency for load in spec.loads), sweep.all_facts().values(), target.base_url

@@ -34,7 +34,6 @@ from include.capacity.limits.planner import (
     with_cap,
 )
 from include.capacity.load.request import Target
-from include.capacity.load.step import Switch
 from include.capacity.results.patient import PatientStore
 from include.capacity.results.spec import StepSpec
 from include.capacity.results.store import Store, open_store, safe_name
@@ -310,7 +309,7 @@ def _measure(run: Run, model: str, spec: StepSpec) -> dict[str, Any]:
     target = _living_target(run, model)
     with task_progress(model) as progress:
         try:
-            found = stages.measure(sweep, spec, target, progress, _switches(run, model))
+            found = stages.measure(sweep, spec, target, progress, _stop_asked(run, model))
         except CapacityError as error:
             stages.record_problem(sweep, spec.label, error)
             raise
@@ -318,18 +317,20 @@ def _measure(run: Run, model: str, spec: StepSpec) -> dict[str, Any]:
     return _told(spec, found)
 
 
-def _switches(run: Run, model: str) -> list[Switch]:
-    """The kill switches of an endpoint: its file, and Airflow's variable; none for servers of our own."""
+def _stop_asked(run: Run, model: str) -> Callable[[], str | None] | None:
+    """The kill switch of an endpoint: its file, or Airflow's variable; None for servers of our own."""
     server = run.model(model).server
     if not isinstance(server, EndpointServer):
-        return []
+        return None
 
-    def variable() -> str | None:
+    def asked() -> str | None:
+        if reason := kill_switch(server):
+            return reason
         named = run.kill_switch() if run.kill_switch is not None else ""
         off = {name.strip() for name in named.split(",")} & {model, "all"}
         return f"the Airflow variable {KILL_SWITCH} names {off.pop()!r}" if off else None
 
-    return [lambda: kill_switch(server), variable]
+    return asked
 
 
 def _told(spec: StepSpec, found: Sequence[Evidence]) -> dict[str, Any]:
@@ -463,6 +464,22 @@ def publish(run: Run) -> dict[str, Any]:
         valid_for_s=run.fleet.publish.valid_for_s,
         scheduled_at=run.scheduled_at,
     )
+
+
+def event(run: Run, published: Mapping[str, Any]) -> dict[str, Any]:
+    """What the asset's event says of a published run: small, and enough for a gateway to act on.
+
+    ``{"run", "attempt", "url", "promoted", "valid_until", "limits": [{"model", "class", "measured", "limit",
+    "status"}]}``; ``limit`` is None where the status says that there is none.
+    """
+    names = ("class", "measured", "limit", "status")
+    found = [
+        {"model": model, **{name: entry.get(name) for name in names}}
+        for model, sweep in measured(run).items()
+        for entry in sweep.read_json("limits.json")["limits"]
+    ]
+    about = {name: published[name] for name in ("attempt", "url", "promoted", "valid_until")}
+    return {"run": published["run_id"], **about, "limits": found}
 
 
 def measured(run: Run) -> dict[str, SweepDir]:
@@ -632,9 +649,9 @@ def _folder(run: Run, model: str) -> Path:
 
 def _start(run: Run, model: str) -> servers.Handle:
     """Start the server and record what it is; stopped again if its steps were measured on another."""
-    for switch in _switches(run, model):
-        if reason := switch():
-            raise LoadStopped(f"{model}: not loaded: kill switch: {reason}")
+    asked = _stop_asked(run, model)
+    if asked is not None and (reason := asked()):
+        raise LoadStopped(f"{model}: not loaded: kill switch: {reason}")
     handle = servers.start(
         model, run.model(model), _owner(run, model), _folder(run, model), run_is_over=run.is_over
     )

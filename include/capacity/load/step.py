@@ -15,7 +15,7 @@ that is shorter: its time-outs must not be taken for slow answers) and ``/health
 is bounded: warm-up and window by their caps, the last answers by the deadline.
 
 A server that is somebody else's (``theirs``) is not loaded while it serves others. The load ends within a
-second once one of the kill switches gives a reason: everything is aborted and nothing kept.
+second once the kill switch (``stop_asked``) gives a reason: everything is aborted and nothing kept.
 """
 
 from __future__ import annotations
@@ -88,9 +88,6 @@ STOP_ASKED_EVERY_S = 1.0
 FOREIGN_SHARE = 0.02
 """Foreign requests below one, or below this share of our own concurrency, are not worth a note."""
 
-Switch = Callable[[], str | None]
-"""A kill switch: why the load must stop; None while it may go on."""
-
 
 @dataclass
 class StepRun:
@@ -112,7 +109,7 @@ def run_step(
     clock_scale: float = 1.0,
     decide: Decide | None = None,
     progress: Progress | None = None,
-    switches: Sequence[Switch] = (),
+    stop_asked: Callable[[], str | None] | None = None,
     theirs: bool = False,
     workers: int = 1,
     run_id: str = "",
@@ -122,10 +119,10 @@ def run_step(
 
     ``clock_scale``: server seconds per wall second (1 for anything real); all times in ``spec``, ``classes``,
     ``bounds`` and in the result are the server's. ``decide`` judges extendable loads and stops early on
-    proven failure (see ``load.loop``). ``switches`` are kill switches, each asked in
-    a thread of its own, so that one that hangs delays no other. ``theirs``: the server is somebody else's, so
-    it is refused, not noted, if it does not become idle before the start. ``workers``: processes that send
-    and read (see ``load.workers``); if one, it is this one.
+    proven failure (see ``load.loop``). ``stop_asked`` is the kill switch, asked in another thread: why
+    the load must stop, None while it may go on. ``theirs``: the server is somebody else's, so it is refused,
+    not noted, if it does not become idle before the start. ``workers``: processes that send and read (see
+    ``load.workers``); if one, it is this one.
 
     Errors: ConfigError if a load names an unknown class or its workload cannot be built (DataError for a
     replay file); RequestRefused if the server calls our requests wrong (400, 401, 404, ...);
@@ -137,7 +134,7 @@ def run_step(
     if unknown:
         raise ConfigError(f"{spec.key}: loads name classes {unknown}, expected some of {sorted(classes)}")
     ensure_descriptors(sum(load.concurrency for load in spec.loads))
-    step = _Step(spec, target, classes, bounds, clock_scale, decide, progress, switches, theirs, workers)
+    step = _Step(spec, target, classes, bounds, clock_scale, decide, progress, stop_asked, theirs, workers)
     with _quiet_collector(), _forwarded_sigterm() as terminated:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -179,12 +176,12 @@ class _Step:
         scale: float,
         decide: Decide | None,
         progress: Progress | None,
-        switches: Sequence[Switch],
+        stop_asked: Callable[[], str | None] | None,
         theirs: bool,
         workers: int,
     ) -> None:
         self.spec = spec
-        self.switches = switches
+        self.stop_asked = stop_asked
         self.theirs = theirs
         self.target = target
         self.classes = classes
@@ -212,8 +209,7 @@ class _Step:
         _cancel_on(terminated)
         headers = {"Authorization": f"Bearer {self.target.api_key}"} if self.target.api_key else {}
         async with contextlib.AsyncExitStack() as stack:
-            for switch in self.switches:
-                await self._obey(switch, "not loaded")
+            await self._obey("not loaded")
             await stack.enter_async_context(_beside(self._report()))
             client = await stack.enter_async_context(
                 httpx.AsyncClient(timeout=SETUP_TIMEOUT_S, headers=headers, trust_env=False)
@@ -348,8 +344,7 @@ class _Step:
         for loop in self.loops:
             loop.start()
         work = asyncio.create_task(self._prime() if self.spec.phase is Phase.PRIME else self._measure(poller))
-        watchers = [self._watch(client), *map(self._watch_switch, self.switches)]
-        watches = {asyncio.create_task(watcher) for watcher in watchers}
+        watches = {asyncio.create_task(self._watch(client)), asyncio.create_task(self._watch_switch())}
         try:
             done, _ = await asyncio.wait({work, *watches}, return_when=asyncio.FIRST_COMPLETED)
             if work in done:
@@ -428,15 +423,15 @@ class _Step:
                 self.notes.append(f"stopped early because {failed[0].load.service_class} had failed")
                 return
 
-    async def _watch_switch(self, switch: Switch) -> None:
+    async def _watch_switch(self) -> None:
         """Returns never; raises once the kill switch is on."""
         while True:
             await asyncio.sleep(STOP_ASKED_EVERY_S)
-            await self._obey(switch, "aborted, nothing of it is kept")
+            await self._obey("aborted, nothing of it is kept")
 
-    async def _obey(self, switch: Switch, what: str) -> None:
+    async def _obey(self, what: str) -> None:
         """Raise LoadStopped if the kill switch is on."""
-        reason = await asyncio.to_thread(switch)
+        reason = await asyncio.to_thread(self.stop_asked) if self.stop_asked is not None else None
         if reason is not None:
             raise LoadStopped(f"{self.spec.label}: {what}: kill switch: {reason}")
 
