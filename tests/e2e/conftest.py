@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from scripts.local_stack import LocalStack
+from scripts.local_stack import ROOT, LocalStack
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = (
@@ -21,8 +22,20 @@ QUIET = (
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    """Everything running; stopped at the end, with the logs left in the temporary folder."""
-    with LocalStack(tmp_path_factory.mktemp("stack")).running() as running:
+    """Everything running, behind a login; stopped at the end, with the logs left in the temporary folder.
+
+    Beside the project's DAGs there are those of ``tests/e2e/dags``.
+    """
+    bundles = [
+        {
+            "name": name,
+            "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
+            "kwargs": {"path": str(path)},
+        }
+        for name, path in (("dags-folder", ROOT / "dags"), ("tests", Path(__file__).parent / "dags"))
+    ]
+    env = {"AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles)}
+    with LocalStack(tmp_path_factory.mktemp("stack"), login=True, env=env).running() as running:
         yield running
 
 

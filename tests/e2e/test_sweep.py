@@ -9,34 +9,16 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 
 from scripts.local_stack import LocalStack
+from tests.e2e.pages import finished, objects, open_page
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-
-PATIENCE_MS = 120_000
-RUN_PATIENCE_S = 600
-
-
-def open_page(browser: Browser, url: str) -> Page:
-    page = browser.new_page(viewport={"width": 1400, "height": 1200})
-    page.set_default_timeout(PATIENCE_MS)
-    expect.set_options(timeout=PATIENCE_MS)
-    page.goto(url)
-    return page
-
-
-def finished(stack: LocalStack, dag: str, run: str) -> str:
-    """The state a run ends in."""
-    give_up = time.monotonic() + RUN_PATIENCE_S
-    while (state := stack.run_state(dag, run)) not in ("success", "failed"):
-        assert time.monotonic() < give_up, f"{dag} {run} still {state}: {stack.tasks(dag, run)}"
-        time.sleep(1)
-    return state
 
 
 def servers_left(stack: LocalStack) -> list[str]:
@@ -53,22 +35,11 @@ def servers_left(stack: LocalStack) -> list[str]:
     return found
 
 
-def objects(stack: LocalStack, prefix: str) -> dict[str, bytes]:
-    """All objects below a prefix of the bucket."""
-    client = stack.s3()
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=stack.bucket, Prefix=prefix)
-    keys = [item["Key"] for page in pages for item in page.get("Contents", [])]
-    return {
-        key.removeprefix(prefix): client.get_object(Bucket=stack.bucket, Key=key)["Body"].read()
-        for key in keys
-    }
-
-
 def test_operator_enables_the_nightly_and_nothing_starts_by_day(
     stack: LocalStack, browser: Browser, screenshots: Path
 ) -> None:
     assert stack.api("GET", "/dags/capacity_nightly").json()["is_paused"] is True
-    page = open_page(browser, f"{stack.airflow_url}/dags")
+    page = open_page(browser, f"{stack.airflow_url}/dags", stack)
     card = page.get_by_test_id("dag-card").filter(has_text="capacity_nightly")
     with page.expect_response(lambda answer: answer.request.method == "PATCH") as patched:
         card.get_by_test_id("toggle-pause").click()
@@ -82,7 +53,7 @@ def test_operator_enables_the_nightly_and_nothing_starts_by_day(
 def test_engineer_triggers_a_sweep_by_the_form_and_fetches_the_report(
     stack: LocalStack, browser: Browser, screenshots: Path
 ) -> None:
-    page = open_page(browser, f"{stack.airflow_url}/dags/capacity_sweep")
+    page = open_page(browser, f"{stack.airflow_url}/dags/capacity_sweep", stack)
     page.get_by_test_id("trigger-dag-button").first.click()
     form = page.get_by_role("dialog")
     form.locator("[name=element_concurrency]").fill("4, 8")
@@ -136,6 +107,15 @@ def test_engineer_triggers_a_sweep_by_the_form_and_fetches_the_report(
     assert "simulated" in report.lower()
     assert "latest/limits.json" not in objects(stack, "demo/")  # not promoted
 
+    heard = told_of_limits(stack)
+    assert [(event["url"], event["promoted"]) for event in heard] == [
+        (f"s3://{stack.bucket}/demo/runs/{base.rstrip('/')}", False)
+    ]
+    assert heard[0]["limits"] == [
+        {"model": "sprinter", **{name: item[name] for name in ("class", "measured", "limit", "status")}}
+        for item in limits["limits"]
+    ]
+
     report_file = screenshots / "report.html"
     report_file.write_text(report)
     page = open_page(browser, report_file.as_uri())
@@ -188,7 +168,17 @@ def test_a_server_killed_in_the_middle_is_brought_back_and_told_of(stack: LocalS
     assert servers_left(stack) == []
 
 
-def wait_for(true: Callable[[], bool]) -> None:
+def told_of_limits(stack: LocalStack) -> list[dict[str, Any]]:
+    """What a DAG scheduled on the asset was told by its first run."""
+    runs = "/dags/told_of_limits/dagRuns"
+    wait_for(lambda: stack.api("GET", runs).json()["dag_runs"])
+    run = stack.api("GET", runs).json()["dag_runs"][0]["dag_run_id"]
+    assert finished(stack, "told_of_limits", run) == "success"
+    entry = f"{runs}/{run}/taskInstances/hear/xcomEntries/return_value"
+    return list(stack.api("GET", entry, params={"stringify": False}).json()["value"])
+
+
+def wait_for(true: Callable[[], object]) -> None:
     """Until something is so; the test's own time limit is the end of patience."""
     while not true():
         time.sleep(0.1)

@@ -399,17 +399,14 @@ def test_the_kill_switch_is_a_file_or_airflows_variable(fleet_file: Path, tmp_pa
     endpoint_fleet(fleet_file, kill_switch=str(switch))
     named = ""
     run = replace(a_run(), kill_switch=lambda: named)
-    switches = tasks._switches(run, "steady")
-
-    def asked() -> str | None:
-        return next((reason for one in switches if (reason := one())), None)
-
+    asked = tasks._stop_asked(run, "steady")
+    assert asked is not None
     assert asked() is None
     for named in ("steady", "other, steady", "all"):
         assert asked() == f"the Airflow variable capacity_kill_switch names {named.split()[-1]!r}"
     named = "sprinter"
     assert asked() is None
-    assert tasks._switches(run, "sprinter") == []  # a server of our own is stopped by its run
+    assert tasks._stop_asked(run, "sprinter") is None  # a server of our own is stopped by its run
     switch.touch()
     assert asked() == f"the file {switch} exists"
     with pytest.raises(LoadStopped, match=f"steady: not loaded: kill switch: the file {switch} exists"):

@@ -504,38 +504,15 @@ def test_a_kill_switch_ends_the_load_at_once_and_nothing_is_kept(workers: int) -
 
         told = "prove interactive c=4: aborted, nothing of it is kept: kill switch: the file /tmp/stop exists"
         with pytest.raises(LoadStopped, match=re.escape(told)):
-            measured(server, switches=[lambda: None, switched], workers=workers)
+            measured(server, stop_asked=switched, workers=workers)
         assert server.wait_for(lambda: server.open == 0)  # all four were given up, none waited for
         assert len(server.records) == 4
-
-
-def test_a_kill_switch_that_hangs_does_not_delay_another() -> None:
-    asked, waited_in_vain, other_was_asked = 0, False, threading.Event()
-
-    def hangs() -> str | None:
-        nonlocal asked, waited_in_vain
-        asked += 1
-        if asked > 1:
-            waited_in_vain = not other_was_asked.wait(60)
-        return None
-
-    with NullServer(Plan(ttft_s=60.0)) as server:
-
-        def switched() -> str | None:
-            if server.open < 4:
-                return None
-            other_was_asked.set()
-            return "enough"
-
-        with pytest.raises(LoadStopped, match="kill switch: enough"):
-            measured(server, switches=[hangs, switched])
-    assert not waited_in_vain
 
 
 def test_a_kill_switch_that_is_on_lets_no_request_out() -> None:
     with NullServer(FAST) as server:
         with pytest.raises(LoadStopped, match="prove interactive c=4: not loaded: kill switch: maintenance"):
-            measured(server, switches=[lambda: "maintenance"])
+            measured(server, stop_asked=lambda: "maintenance")
         assert server.records == []
 
 
@@ -544,7 +521,7 @@ def test_a_kill_switch_that_cannot_be_read_is_an_error() -> None:
         raise PermissionError("no permission")
 
     with NullServer(FAST) as server, pytest.raises(PermissionError):
-        measured(server, switches=[unreadable])
+        measured(server, stop_asked=unreadable)
 
 
 def test_too_few_descriptors_are_found_before_any_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,11 +144,6 @@ def test_every_split_in_two(stream: bytes, status: int, body: bytes, kept: bool)
     asyncio.run(work())
 
 
-def test_an_interim_response_leaves_nothing_in_the_real_one() -> None:
-    exchange, *_ = asyncio.run(given_pieces([RESPONSES["interim"][0]]))
-    assert (exchange.reason, exchange.headers) == (b"OK", [(b"Content-Length", b"2")])
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(RESPONSES)), st.data())
 def test_any_split(name: str, data: st.DataObject) -> None:
@@ -300,8 +295,7 @@ def wire(*script: tuple[float, bytes | Act]) -> Plan:
 
 
 def client(**how: Any) -> httpx.AsyncClient:
-    """Without httpx's own time limits: what should end by itself must not be ended by those."""
-    return httpx.AsyncClient(transport=SlotTransport(**how), trust_env=False, timeout=None)
+    return httpx.AsyncClient(transport=SlotTransport(**how), trust_env=False)
 
 
 def test_ordinary_get_and_stream(server: NullServer, loop: str) -> None:
@@ -327,16 +321,6 @@ def test_a_piece_is_there_when_it_has_come(server: NullServer, loop: str) -> Non
             return await anext(response.aiter_raw())
 
     assert run(work(), loop) == b"first"
-
-
-def test_the_head_is_there_before_any_body(server: NullServer, loop: str) -> None:
-    async def work() -> int:
-        server.plan = wire((0.0, HEAD), (0.0, Act.STALL))
-        at = server.url + URL
-        async with asyncio.timeout(30), client() as http, http.stream("POST", at, json={}) as response:
-            return response.status_code
-
-    assert run(work(), loop) == 200
 
 
 def test_request_bodies_of_every_kind_arrive(server: NullServer) -> None:
@@ -542,8 +526,8 @@ def test_leaving_a_stream_early_closes_the_connection(server: NullServer, loop: 
     [
         {"timeout": {"read": 0.2}},
         {"deadline_s": 0.2},
-        {"deadline_s": 0.2, "timeout": {"read": 1000.0}},
-        {"deadline_s": 1000.0, "timeout": {"read": 0.2}},
+        {"deadline_s": 0.2, "timeout": {"read": 5.0}},
+        {"deadline_s": 5.0, "timeout": {"read": 0.2}},
     ],
 )
 @pytest.mark.parametrize("head", [b"", HEAD])
@@ -552,9 +536,8 @@ def test_time_limits(server: NullServer, loop: str, extensions: dict[str, Any], 
         server.plan = wire((0.0, head), (0.0, Act.STALL))
         async with client() as http:
             request = http.build_request("POST", server.url + URL, json={}, extensions=extensions)
-            async with asyncio.timeout(30):
-                with pytest.raises(httpx.ReadTimeout):
-                    await http.send(request)
+            with pytest.raises(httpx.ReadTimeout):
+                await http.send(request)
             return cast(Exchange, request.extensions["exchange"])
 
     exchange = run(work(), loop)
@@ -562,30 +545,6 @@ def test_time_limits(server: NullServer, loop: str, extensions: dict[str, Any], 
     assert exchange.ended_at is not None
     assert exchange.ended_at - exchange.wrote_at >= 0.2
     assert server.wait_for(lambda: server.open == 0)
-
-
-def test_an_earlier_limit_that_comes_later_is_kept_and_so_is_the_later_one(
-    server: NullServer, loop: str
-) -> None:
-    async def work() -> list[float]:
-        server.plan = wire((0.0, Act.STALL))
-        ended = []
-        async with client() as http, asyncio.timeout(30):
-            requests = [
-                http.build_request("POST", server.url + URL, json={}, extensions={"deadline_s": seconds})
-                for seconds in (0.6, 0.3)
-            ]
-            sends = [asyncio.create_task(http.send(request)) for request in requests]
-            for result in await asyncio.gather(*sends, return_exceptions=True):
-                assert isinstance(result, httpx.ReadTimeout)
-            for request in requests:
-                exchange = cast(Exchange, request.extensions["exchange"])
-                assert exchange.ended_at is not None
-                ended.append(exchange.ended_at)
-        return ended
-
-    later, earlier = run(work(), loop)
-    assert earlier < later
 
 
 def test_pieces_put_off_the_read_timeout_but_not_the_deadline() -> None:
@@ -636,28 +595,6 @@ def test_a_large_body_waits_for_a_slow_reader(server: NullServer, loop: str) -> 
     assert total == size
     # Above the mark by no more than one read from the socket (256 KiB in both event loops).
     assert most <= HIGH_WATER + 2 * 256 * 1024
-
-
-def test_a_paused_connection_that_completes_is_read_again() -> None:
-    """TLS may hand over what it holds already, after reading was paused."""
-
-    async def work() -> None:
-        owner = SlotTransport()
-        connection, fake = _Connection(owner, ("http", "h", 80, 0)), FakeSocket()
-        connection.connection_made(fake)
-        exchange = Exchange(connection, {}, reused=False)
-        connection.send(b"request", exchange, "GET", None)
-        size = HIGH_WATER + 10
-        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
-        connection.data_received(b"x" * (size - 1))
-        assert not fake.reading
-        connection.data_received(b"x")
-        exchange.close()  # nobody reads it
-        assert fake.reading
-        assert owner._idle
-        fake.discard()
-
-    asyncio.run(work())
 
 
 def test_a_paused_connection_that_completes_can_be_used_again(server: NullServer, loop: str) -> None:
