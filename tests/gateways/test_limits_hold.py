@@ -98,9 +98,10 @@ def through(kind: Kind, folder: Path, server: str, change: Callable[[str], str],
         early_stop=stop_early,
     )
     with started.running(kind.command(folder, file), f"{url}/v1/models", folder / "gateway.log"):
+        # The instrument reads the server's metrics through the gateway, which is full.
         return run_step(
             spec,
-            target=Target(f"{url}/", MODEL.served_name, metrics_url=f"{server}/metrics"),
+            target=Target(f"{url}/", MODEL.served_name, metrics_url=f"{url}/metrics"),
             classes={"interactive": CHAT},
             bounds=StepBounds(),
             clock_scale=SCALE,

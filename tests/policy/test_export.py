@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from include.capacity.config import Gateway, validate
 from include.capacity.errors import ConfigError
 from include.capacity.policy import FORMATS, policy_files
+from include.capacity.results.store import safe_name
 from tests.policy.made import about, entry, limits, pair
 
 FILES = {
@@ -116,7 +117,7 @@ def test_deadline_and_retries_are_carried() -> None:
     chat, batch = (
         yaml.safe_load(files[f"alone/{name}/envoy.yaml"])["static_resources"]["listeners"][0][
             "filter_chains"
-        ][0]["filters"][0]["typed_config"]["route_config"]["virtual_hosts"][0]["routes"][0]["route"]
+        ][0]["filters"][0]["typed_config"]["route_config"]["virtual_hosts"][0]["routes"][-1]["route"]
         for name in ("interactive", "batch")
     )
     assert (chat["timeout"], "retry_policy" in chat) == ("60.000s", False)
@@ -196,6 +197,11 @@ def test_the_gateway_in_sweep_json_counts() -> None:
         (entry("interactive", None), "no step of proof size passed"),
         (entry("interactive", 25, status="rejected", reason="it drifted"), "it drifted"),
         (entry("interactive", 25, source="imported"), "imported, not measured by us"),
+        (entry("a; }", 25), "'a; }' is no name of a class"),
+        (
+            entry("interactive", 25, deadline_s=None),
+            "interactive has no deadline, and a limit means nothing without one",
+        ),
         (entry("chat", 25), "sweep.json does not say what class chat was measured with"),
     ],
 )
@@ -203,8 +209,9 @@ def test_no_number_without_proof(one: dict[str, Any], reason: str) -> None:
     files = texts(one)
 
     name = one["class"]
-    assert sorted(files) == [f"alone/{name}/NO-LIMIT.txt", "index.json"]
-    assert files[f"alone/{name}/NO-LIMIT.txt"] == f"There is no limit here for a gateway to use.\n{reason}\n"
+    place = safe_name(name)
+    assert sorted(files) == [f"alone/{place}/NO-LIMIT.txt", "index.json"]
+    assert files[f"alone/{place}/NO-LIMIT.txt"] == f"There is no limit here for a gateway to use.\n{reason}\n"
     (policy,) = json.loads(files["index.json"])["policies"]
     assert policy["classes"] == {name: None}
     assert policy["why_not"] == dict.fromkeys(FORMATS, reason)

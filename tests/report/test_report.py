@@ -17,6 +17,7 @@ from scipy import stats
 
 from include.capacity.errors import DataError
 from include.capacity.flow.sweep import compare
+from include.capacity.policy import policy_files
 from include.capacity.publish.documents import check
 from include.capacity.report.build import (
     build_fleet_report,
@@ -55,6 +56,17 @@ def test_order_of_sections(built: Built, model: str) -> None:
     assert re.findall(r"<h2 [^>]*>(.*?)</h2>", page) == ORDER
     assert re.findall(r"^## (.*)$", markdown, flags=re.MULTILINE) == ORDER
     assert re.findall(r"<h2 [^>]*>(.*?)</h2>", built.fleet.read("report.html").decode()) == ORDER
+
+
+def test_files_for_gateways_are_linked(built: Built) -> None:
+    page, markdown = built.page("steady", "report.html"), built.page("steady", "report.md")
+    sweep = built.sweeps["steady"]
+    files = set(policy_files(sweep.read_json("sweep.json"), sweep.read_json("limits.json")))
+    linked = {*re.findall(r'href="(policy/[^"]+)"', page)}
+    assert "policy/alone/interactive/nginx.conf" in linked
+    assert linked == {*re.findall(r"\]\((policy/[^)]+)\)", markdown)}
+    assert linked == {name for name in files if not name.endswith(("NO-LIMIT.txt", "index.json"))}
+    assert "limits measured alone do not add up" in plain(page)
 
 
 def test_changes_have_their_place_when_history_is_given(built: Built, tmp_path: Path) -> None:

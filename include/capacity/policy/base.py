@@ -17,6 +17,9 @@ import yaml
 
 from include.capacity.config import Gateway, Retries
 
+FREE_PATHS = ("/health", "/metrics", "/version", "/v1/models")
+"""Not counted: a full server is still healthy, and its probes must see that."""
+
 WIDTH = 100
 """Of comments, in characters."""
 
@@ -111,7 +114,7 @@ def heading(policy: Policy, *counts: str) -> str:
     return comment(
         f"{both} of model {policy.model} ({policy.served_name})"
         + ("; SIMULATED server, for trying out only" if policy.simulated else ""),
-        f"run {policy.run_id}, valid until {policy.valid_until or 'the next run: not published yet'}",
+        f"run {policy.run_id}, valid until {policy.valid_until or 'unknown: not published yet'}",
         "",
         *(
             f"{item.name}: at most {item.limit} in flight ({item.status}). {item.claim}"

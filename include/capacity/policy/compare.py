@@ -5,7 +5,8 @@ refusals, failed connections, in flight reached, and the difference of the first
 whole answer's), through the gateway minus direct, with its 95 % interval.
 
 Requests of a step are correlated, so the interval comes from resampling whole batches in order of start (the
-same batches as everywhere), 1,000 times, each side by itself.
+same batches as everywhere), 1,000 times, each side by itself. It covers what varies within the runs, not what
+changed between them: on a machine that others use, measure again in the other order.
 """
 
 from __future__ import annotations
@@ -167,6 +168,10 @@ def compare_table(found: Mapping[str, Any]) -> str:
                     cells.append(f"{statistic} {value:+.1f} ms ({low:+.1f} to {high:+.1f})")
             if cells:
                 lines.append(f"  through the gateway, {words} later by: {', '.join(cells)}")
+    lines.append(
+        "95 % intervals of what varies within the runs; what changed between them is not in there: measure "
+        "again in the other order."
+    )
     if found["clock_scale"] != 1.0:
         lines.append(
             f"Times are the simulated server's, {found['clock_scale']:g} times faster than life: a gateway's "

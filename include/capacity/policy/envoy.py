@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-from include.capacity.policy.base import ClassLimit, Policy, division, heading, to_yaml
+from include.capacity.policy.base import FREE_PATHS, ClassLimit, Policy, division, heading, to_yaml
 
 FILE = "envoy.yaml"
 
@@ -33,7 +33,8 @@ def render(policy: Policy) -> str:
         policy,
         "Envoy counts requests in flight over all threads of one process; what is over the limit is answered "
         f"with 503 at once. {division(policy)}",
-        "The route's timeout is the deadline of the whole answer, retries included.",
+        "The route's timeout is the deadline of the whole answer, retries included. "
+        f"{', '.join(FREE_PATHS)} are not counted.",
     ) + to_yaml(data)
 
 
@@ -53,7 +54,10 @@ def _listener(policy: Policy) -> dict[str, Any]:
                 {
                     "name": "capacity",
                     "domains": ["*"],
-                    "routes": [_route(policy, item) for item in policy.classes],
+                    "routes": [
+                        *(_free(policy, path) for path in FREE_PATHS),
+                        *(_route(policy, item) for item in policy.classes),
+                    ],
                 }
             ],
         },
@@ -66,6 +70,14 @@ def _listener(policy: Policy) -> dict[str, Any]:
         "name": "capacity",
         "address": _address(host, int(port)),
         "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
+    }
+
+
+def _free(policy: Policy, path: str) -> dict[str, Any]:
+    """A path that is not counted with the rest: requests of high priority have a breaker of their own."""
+    return {
+        "match": {"path": path},
+        "route": {"cluster": policy.identifier(policy.classes[0]), "priority": "HIGH"},
     }
 
 

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from include.capacity.policy.base import ClassLimit, NotPossible, Policy, division, heading, to_yaml
+from include.capacity.policy.base import (
+    FREE_PATHS,
+    ClassLimit,
+    NotPossible,
+    Policy,
+    division,
+    heading,
+    to_yaml,
+)
 from include.capacity.policy.envoy import RETRIABLE, limits_of
 
 FILE = "envoy-gateway.yaml"
@@ -23,7 +31,8 @@ def render(policy: Policy) -> str:
         "Envoy counts per process and per backend of a route's rule; what is over the limit is answered with "
         f"503 at once. {division(policy)} Every Envoy pod counts: set it to an autoscaler's maximum.",
         "Each class needs an HTTPRoute of its own, with one rule and this server as its only backend, of "
-        f"this name (or change targetRefs): {routes}.",
+        f"this name (or change targetRefs): {routes}. Let probes ({', '.join(FREE_PATHS)}) take another "
+        "HTTPRoute, or a full server refuses them.",
     ) + "---\n".join(documents)
 
 

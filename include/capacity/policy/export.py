@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -21,6 +22,7 @@ FORMATS = {
 }
 
 SCHEMA = 1
+CLASS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 NO_LIMIT = "NO-LIMIT.txt"
 INDEX = "policy/index.json"
 
@@ -31,7 +33,7 @@ def policy_files(
     """Name (``policy/...``) -> content of every file for one sweep.
 
     ``about``: sweep.json; ``limits``: limits.json; ``gateway``: instead of the one in sweep.json. ConfigError
-    if sweep.json holds other classes than ours.
+    if retries or gateway in sweep.json are not what they should be.
     """
     files: dict[str, bytes] = {}
     entries = []
@@ -50,7 +52,7 @@ def policy_files(
             written[name] = f"{folder}/{form.FILE}"
             files[written[name]] = text.encode()
         if reasons:
-            files[f"{folder}/{NO_LIMIT}"] = _why_not(reasons).encode(errors="backslashreplace")
+            files[f"{folder}/{NO_LIMIT}"] = _why_not(reasons).encode()
         classes = () if isinstance(made, str) else made.classes
         entries.append(
             {
@@ -107,6 +109,10 @@ def _policy(
         if (entry.get("source") or about.get("source") or "measured") != "measured":
             return "imported, not measured by us"
         name = str(entry["class"])
+        if not CLASS_NAME.fullmatch(name):  # it becomes a path at the gateway
+            return f"{name!r} is no name of a class"
+        if entry.get("deadline_s") is None:
+            return f"{name} has no deadline, and a limit means nothing without one"
         service = (about.get("classes") or {}).get(name)
         where = f"sweep.json: classes.{name}.retries"
         if service is None:

@@ -13,7 +13,7 @@ import math
 import re
 from urllib.parse import urlsplit
 
-from include.capacity.policy.base import ClassLimit, Policy, division, heading
+from include.capacity.policy.base import FREE_PATHS, ClassLimit, Policy, division, heading
 
 FILE = "nginx.conf"
 
@@ -35,7 +35,7 @@ def render(policy: Policy) -> str:
             f"limit is answered with 429 at once. {division(policy)}",
             "proxy_read_timeout is the longest silence: nginx has no deadline for a whole streamed answer. "
             "It cannot pause before a retry, so it does not retry; Retry-After tells the client when.",
-            "Include it in the http block (conf.d/).",
+            f"{', '.join(FREE_PATHS)} are not counted. Include it in the http block (conf.d/).",
         )
         + "".join(zones)
         + f"upstream {upstream} {{\n"
@@ -46,7 +46,10 @@ def render(policy: Policy) -> str:
         f"    listen {gateway.listen};\n"
         f"    server_name {policy.identifier(policy.classes[0])};\n"
         "    client_max_body_size 64m;\n"
-        "    client_body_buffer_size 1m;\n" + "".join(locations) + "}\n"
+        "    client_body_buffer_size 1m;\n"
+        f"    location ~ ^({'|'.join(FREE_PATHS)})$ {{\n{_proxied(upstream)}    }}\n"
+        + "".join(locations)
+        + "}\n"
     )
 
 
@@ -54,15 +57,14 @@ def _location(policy: Policy, item: ClassLimit, zone: str, limit: int, upstream:
     after_s = math.ceil(item.retries.backoff_s) or 1
     body = '{"error": {"message": "too many requests in flight", "type": "overloaded", "code": 429}}'
     # With a path of its own, a class's prefix is cut off: "/batch/v1/..." becomes "/v1/...".
-    target = f"http://{upstream}/" if policy.shared else f"http://{upstream}"
+    target = f"{upstream}/" if policy.shared else upstream
     return (
         f"    location {policy.path(item)} {{\n"
         f"        limit_conn {zone} {limit};\n"
         "        limit_conn_status 429;\n"
+        "        limit_conn_log_level info;\n"
         f"        error_page 429 = @{zone};\n"
-        f"        proxy_pass {target};\n"
-        "        proxy_http_version 1.1;\n"
-        '        proxy_set_header Connection "";\n'
+        f"{_proxied(target)}"
         "        proxy_buffering off;\n"
         f"        proxy_read_timeout {_duration(item.deadline_s)};\n"
         f"        proxy_send_timeout {_duration(item.deadline_s)};\n"
@@ -73,6 +75,15 @@ def _location(policy: Policy, item: ClassLimit, zone: str, limit: int, upstream:
         f"        add_header Retry-After {after_s} always;\n"
         f"        return 429 '{body}';\n"
         "    }\n"
+    )
+
+
+def _proxied(target: str) -> str:
+    """Passed on, over connections that are kept."""
+    return (
+        f"        proxy_pass http://{target};\n"
+        "        proxy_http_version 1.1;\n"
+        '        proxy_set_header Connection "";\n'
     )
 
 

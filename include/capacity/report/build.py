@@ -9,6 +9,7 @@ number and sentence is made here or in :mod:`conclusions`, every name passes aut
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from include.capacity.policy import INDEX, policy_files
 from include.capacity.report.conclusions import (
     actions,
     changes,
@@ -99,6 +101,21 @@ def build_model_report(sweep: SweepDir) -> ModelData:
     sweep.write("report.html", render("model.html.j2", values))
     sweep.write("report.md", render("model.md.j2", values))
     return data
+
+
+def gateway_files(data: ModelData) -> list[dict[str, Any]]:
+    """Of each policy: what it is for, links to its files, and why there are not more."""
+    known_limits = [entry for entry in data.limits if text(entry.get("class"))]
+    index = json.loads(policy_files(data.sweep, {"limits": known_limits})[INDEX])
+    return [
+        {
+            "title": join([f"{name} {limit or '–'}" for name, limit in policy["classes"].items()])
+            + (" on one server" if policy["measured"] == "shared" else ", alone on a server"),
+            "files": list(policy["files"].items()),
+            "reasons": list(dict.fromkeys(policy["why_not"].values())),
+        }
+        for policy in index["policies"]
+    ]
 
 
 def build_fleet_report(
@@ -206,6 +223,7 @@ def model_values(data: ModelData, drawings: Sequence[Drawing]) -> dict[str, Any]
         "changes": changed,
         "trust": trust(data),
         "actions": actions(data),
+        "gateways": gateway_files(data),
         "figure_groups": [
             {"title": title_of(name, series), "drawings": mine}
             for name, series in several
