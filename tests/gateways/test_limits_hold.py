@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pandas as pd
 import pytest
 
@@ -22,6 +23,7 @@ from include.capacity.limits.evidence import Evidence, decider, evidence_of
 from include.capacity.load.request import Target
 from include.capacity.load.step import StepRun, run_step
 from include.capacity.policy import policy_files
+from include.capacity.policy.base import FREE_PATHS
 from include.capacity.results.spec import Load, StepSpec
 from include.capacity.simulator.profile import PROFILES
 from include.capacity.words import Phase, State
@@ -79,13 +81,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+def our_file(kind: Kind, folder: Path, server: str, limit: int, listen: str) -> str:
+    found = limits(entry("interactive", limit))
+    files = policy_files(about(), found, Gateway(upstream=server, listen=listen))
+    folder.mkdir(parents=True, exist_ok=True)
+    return files[f"policy/alone/interactive/{kind.file}"].decode()
+
+
 def through(kind: Kind, folder: Path, server: str, change: Callable[[str], str], stop_early: bool) -> StepRun:
     """A step at three times the limit through a gateway with our file, changed."""
     port = started.free_port()
-    gateway = Gateway(upstream=server, listen=f"127.0.0.1:{port}")
-    found = limits(entry("interactive", LIMIT))
-    text = policy_files(about(), found, gateway)[f"policy/alone/interactive/{kind.file}"].decode()
-    folder.mkdir(parents=True, exist_ok=True)
+    text = our_file(kind, folder, server, LIMIT, f"127.0.0.1:{port}")
     file = folder / kind.file
     file.write_text(change(text))
     url = f"http://127.0.0.1:{port}"
@@ -98,10 +104,9 @@ def through(kind: Kind, folder: Path, server: str, change: Callable[[str], str],
         early_stop=stop_early,
     )
     with started.running(kind.command(folder, file), f"{url}/v1/models", folder / "gateway.log"):
-        # The instrument reads the server's metrics through the gateway, which is full.
         return run_step(
             spec,
-            target=Target(f"{url}/", MODEL.served_name, metrics_url=f"{url}/metrics"),
+            target=Target(f"{url}/", MODEL.served_name, metrics_url=f"{server}/metrics"),
             classes={"interactive": CHAT},
             bounds=StepBounds(),
             clock_scale=SCALE,
@@ -149,6 +154,34 @@ def test_admitted_requests_keep_their_objective(kind: Kind, server: str, tmp_pat
     seen = held.facts.server
     assert seen["server_running_mean"] + seen["server_waiting_mean"] <= LIMIT + kind.over
     assert free.facts.server["server_waiting_peak"] > LIMIT
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_probes_pass_a_full_gateway(kind: Kind, tmp_path: Path) -> None:
+    body = {
+        "model": MODEL.served_name,
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 4000,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    port = started.free_port()
+    url = f"http://127.0.0.1:{port}"
+    with started.simulator(tmp_path / "simulator", "steady", 1.0) as server:
+        file = tmp_path / kind.file
+        file.write_text(our_file(kind, tmp_path, server, 1, f"127.0.0.1:{port}"))
+        with (
+            started.running(kind.command(tmp_path, file), f"{url}/health", tmp_path / "gateway.log"),
+            httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
+            client.stream("POST", "/v1/chat/completions", json=body) as answer,
+        ):
+            lines = answer.iter_lines()  # kept: the stream ends with its iterator
+            assert next(lines).startswith("data:")  # it is in flight, for a minute
+            for path in FREE_PATHS:
+                assert client.get(path).status_code == 200, path
+            refused = client.post("/v1/chat/completions", json=body)
+    assert refused.status_code == kind.refusal
+    assert refused.headers.get("retry-after", "1") == "1"
 
 
 def say(kind: Kind, held: Evidence, free: Evidence, refused: pd.DataFrame) -> None:
