@@ -142,11 +142,21 @@ def test_a_server_that_cannot_start_is_told_in_the_report(fleet_file: Path) -> N
     assert "nowhere" in problems[0]["error"]
 
 
-def test_a_step_without_a_server_says_what_to_do(fleet_file: Path) -> None:
-    run = a_run()
-    spec = tasks.plan(run, "steady")[0]
-    with pytest.raises(ServerError, match="no server is recorded for run run-1; clear start_server"):
-        tasks.ladder_step(run, "steady", spec)
+def test_a_step_cleared_alone_brings_its_server_and_the_runs_end_stops_it(fleet_file: Path) -> None:
+    run = a_run(models=["steady"], classes=["interactive"], mode="exact", concurrency="2")
+    tasks.plan(run, "steady")
+    target = tasks._living_target(run, "steady")
+    try:
+        assert target.served_name == "sim/steady-8b"
+        assert tasks._living_target(run, "steady").base_url == target.base_url  # the same server
+        other = a_run("run-2")
+        tasks.plan(other, "steady")
+        with pytest.raises(ServerError, match="'sim-0' is held by another run; clear `lease`"):
+            tasks.start_server(other, "steady")
+    finally:
+        tasks.check_run(run, {})
+    assert tasks._handle(run, "steady") is None
+    assert tasks.lease(a_run("run-3"), "steady")
 
 
 def test_stopping_what_never_started_is_fine(fleet_file: Path) -> None:

@@ -44,6 +44,11 @@ class TaskProgress:
         self._file.unlink(missing_ok=True)
 
 
+def forget_progress(model: str) -> None:
+    """Remove what a step that was killed has left."""
+    (progress_folder() / f"{slug(model)}.json").unlink(missing_ok=True)
+
+
 @contextmanager
 def task_progress(model: str) -> Iterator[Progress]:
     """Progress of one step of a model; the file is removed however the step ends."""

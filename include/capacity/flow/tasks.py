@@ -22,7 +22,7 @@ from include.capacity.flow import nights, notify
 from include.capacity.flow import sweep as stages
 from include.capacity.flow.connection import s3_client
 from include.capacity.flow.params import apply, parse_params
-from include.capacity.flow.progress import task_progress
+from include.capacity.flow.progress import forget_progress, task_progress
 from include.capacity.limits.changes import Verdict
 from include.capacity.limits.evidence import Evidence
 from include.capacity.limits.planner import (
@@ -206,9 +206,16 @@ def lease(run: Run, model: str) -> bool:
 
 
 def start_server(run: Run, model: str) -> dict[str, Any]:
-    """Start the server, wait until it is ready, and record the stack."""
+    """Start the server, wait until it is ready, and record the stack.
+
+    Holds the accelerator, too: a start that was cleared alone comes after the teardown gave it back.
+    """
     sweep = run.sweep(model)
     try:
+        if not lease(run, model):
+            raise ServerError(
+                f"{model}: accelerator {run.model(model).accelerator!r} is held by another run; clear `lease`"
+            )
         handle = _start(run, model)
     except CapacityError as error:
         stages.record_problem(sweep, "start_server", error)
@@ -345,11 +352,19 @@ def _told(spec: StepSpec, found: Sequence[Evidence]) -> dict[str, Any]:
 
 
 def _living_target(run: Run, model: str) -> Target:
-    """Where to send requests; brings back a server that died or hangs since an earlier step."""
+    """Where to send requests; brings back a server that died, hangs or was stopped since an earlier step.
+
+    Stopped: who clears only the failed tasks of a run clears no setup with them. ``check_run`` ends what
+    is started here then.
+    """
     sweep = run.sweep(model)
     handle = _handle(run, model)
     if handle is None:
-        raise ServerError(f"{model}: no server is recorded for run {run.run_id}; clear start_server")
+        log.warning("%s: no server is recorded for run %s; starting one", model, run.run_id)
+        start_server(run, model)
+        handle = _handle(run, model)
+        if handle is None:
+            raise ServerError(f"{model}: its server is gone as soon as it was started")
     why = why_silent(handle.url) if servers.alive(handle) else "it is gone"
     if why is not None:
         if handle.kind == "endpoint":
@@ -381,6 +396,7 @@ def stop_server(run: Run, model: str) -> None:
             servers.stop(handle)
     finally:
         _lease(run, model).release()
+        forget_progress(model)
 
 
 def validate(run: Run, model: str) -> dict[str, Any]:
@@ -504,8 +520,13 @@ NO_LIMIT = frozenset({LimitStatus.REJECTED, LimitStatus.NOT_MEASURED, LimitStatu
 def check_run(run: Run, states: Mapping[str, Any]) -> None:
     """Raise if any task of the run failed, or a class has no limit for a fault of ours.
 
-    ``states``: task id (with map index) to state, as Airflow tells them.
+    ``states``: task id (with map index) to state, as Airflow tells them. It comes last, so a server that
+    is still there by now (its teardown was not cleared with its steps) is stopped.
     """
+    for model in sorted(run.selected):
+        if _handle(run, model) is not None:
+            log.warning("%s: its server is still there; stopping it", model)
+            stop_server(run, model)
     if found := problems(run, states):
         raise NoLimit("; ".join(found))
 
