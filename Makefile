@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 export PYTHONPATH := $(CURDIR)
 
-.PHONY: help demo test test-fast lint format test-gateways vllm compose-test benchmark-limits benchmark-rows benchmark-instrument truth lock clean browser
+.PHONY: help demo test test-fast lint format test-faults test-gateways vllm compose-test benchmark-limits benchmark-rows benchmark-instrument truth lock clean browser
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -30,6 +30,10 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+test-faults: $(READY)  ## what happens when parts fail: a whole Airflow on PostgreSQL, and every fault that is in the README's table
+	scripts/setup_postgres.sh
+	$(BIN)/python -m pytest tests/faults
 
 test-gateways: $(READY) .venv-litellm/.ready  ## our files in real nginx, Envoy and LiteLLM, under too much load
 	scripts/setup_gateways.sh
