@@ -38,14 +38,11 @@ class Chat(FastHttpUser):
     @task
     def chat(self):
         at, first = time.perf_counter(), None
-        send = self.client.post
-        with send("/v1/chat/completions", json=body, stream=True, catch_response=True) as response:
-            for line in response.iter_lines():
-                if line.startswith(b"data: ") and line != b"data: [DONE]":
-                    for choice in json.loads(line[6:])["choices"]:
-                        if choice["delta"].get("content") and first is None:
-                            first = time.perf_counter() - at
-            response.success()
+        for line in self.client.iter_lines("/v1/chat/completions", "POST", json=body):
+            if line.startswith("data: ") and line != "data: [DONE]":
+                for choice in json.loads(line[6:])["choices"]:
+                    if choice["delta"].get("content") and first is None:
+                        first = time.perf_counter() - at
         ttfts.append(first)
 
 @events.quitting.add_listener
@@ -101,7 +98,7 @@ def command(
     kind: str, url: str, n: int, lasts_s: float, ramp_s: float, tokens: int
 ) -> tuple[list[str], dict[str, str]]:
     """Command line and environment for ``n`` streams held for ``lasts_s`` seconds after a ramp."""
-    keep = HOME / f"{kind}.result"
+    keep = HOME / f"{kind}.json"
     if keep.is_dir():
         shutil.rmtree(keep)
     keep.unlink(missing_ok=True)
@@ -156,7 +153,7 @@ def log(kind: str) -> list[float] | list[tuple[str, float, float]]:
     """
     try:
         if kind == "aiperf":
-            (file,) = (HOME / "aiperf.result").glob("**/profile_export.jsonl")
+            (file,) = (HOME / "aiperf.json").glob("**/profile_export.jsonl")
             lines = [json.loads(line) for line in file.read_text().splitlines()]
             return [
                 (
@@ -167,7 +164,7 @@ def log(kind: str) -> list[float] | list[tuple[str, float, float]]:
                 for line in lines
                 if "time_to_first_token" in line["metrics"]
             ]
-        kept = json.loads((HOME / f"{kind}.result").read_text())
+        kept = json.loads((HOME / f"{kind}.json").read_text())
     except (OSError, ValueError):
         return []
     if kind == "locust":
