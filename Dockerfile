@@ -5,7 +5,7 @@ FROM ${BASE}
 
 # The user and folder that Airflow's Helm chart expects. Group 0, so that any user id may write there.
 RUN useradd --uid 50000 --gid 0 --create-home airflow \
- && install -d -o 50000 -g 0 -m 775 /opt/airflow /opt/airflow/logs /state /data
+ && install -d -o 50000 -g 0 -m 775 /opt/airflow /opt/airflow/logs /opt/airflow/auth /state /data
 WORKDIR /opt/capacity
 
 COPY requirements.txt requirements-image.txt constraints.txt ./
@@ -16,6 +16,7 @@ RUN python -m pip install --no-cache-dir --constraint constraints.txt uv \
 COPY dags dags
 COPY plugins plugins
 COPY include include
+COPY deploy deploy
 ENV PYTHONPATH=/opt/capacity \
     PYTHONUNBUFFERED=1 \
     AIRFLOW_HOME=/opt/airflow \

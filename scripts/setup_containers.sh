@@ -33,12 +33,13 @@ import sys
 
 given = sys.argv[1:]
 for option, value in zip(given, given[1:]):
-    if option in ("-b", "--bundle"):
-        path = os.path.join(value, "config.json")
+    whole = option in ("-b", "--bundle")  # a container; else --process: a command in one
+    if whole or option in ("-p", "--process"):
+        path = os.path.join(value, "config.json") if whole else value
         with open(path) as file:
             spec = json.load(file)
         for name in ("rlimits", "oomScoreAdj"):
-            spec["process"].pop(name, None)
+            (spec["process"] if whole else spec).pop(name, None)
         with open(path, "w") as file:
             json.dump(spec, file)
 os.execv(shutil.which("runc", path="/usr/sbin:/usr/bin:/sbin:/usr/local/bin"), ["runc", *given])
@@ -67,12 +68,16 @@ CONF
 if ! podman image exists localhost/probe; then
   root=$(mktemp -d)
   mkdir -p "$root/bin" "$root/lib64" "$root/lib/x86_64-linux-gnu"
-  cp /bin/true "$root/bin/"
-  ldd /bin/true | grep -o '/[^ ]*' | while read -r file; do cp --parents -L "$file" "$root"; done
+  cp /bin/true /bin/sleep "$root/bin/"
+  ldd /bin/true /bin/sleep | grep -o '/[^ :]*' | while read -r file; do cp --parents -L "$file" "$root"; done
   tar -C "$root" -c . | podman import --quiet - localhost/probe >/dev/null 2>"$out/probe.log" ||
     cannot "podman cannot keep an image: $(tail -1 "$out/probe.log")"
   rm -rf "$root"
 fi
 podman run --rm --network bridge -p 127.0.0.1::1 localhost/probe /bin/true >"$out/probe.log" 2>&1 ||
   cannot "podman cannot run a container: $(tail -1 "$out/probe.log")"
+podman run --rm -d --name capacity-probe localhost/probe /bin/sleep 60 >/dev/null 2>"$out/probe.log" &&
+  podman exec capacity-probe /bin/true 2>>"$out/probe.log" ||
+  cannot "podman cannot run a command in a container: $(tail -1 "$out/probe.log")"
+podman kill capacity-probe >/dev/null
 echo "$(podman --version) is ready; its images and containers are in $out"

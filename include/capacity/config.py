@@ -299,6 +299,8 @@ class Accelerator(Strict):
     kind: str
     """What it is, e.g. ``H100-SXM-80GB``; part of what limits are compared by."""
     count: int = Field(1, ge=1, le=4096)
+    queue: Name | None = None
+    """Airflow queue of the worker that has it (None: default): servers are started and loaded there."""
     budget_s: Seconds | None = None
     """Longest time a night may use it; what is proven by then is published."""
     latest_end: str | None = Field(None, pattern=r"^([01]\d|2[0-3]):[0-5]\d$")

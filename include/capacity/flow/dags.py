@@ -80,7 +80,10 @@ def capacity_dag(
         render_template_as_native_obj=True,
     ) as dag:
         longest = step_timeout(fleet)
-        ends = [_model_group(name, configured, longest) for name, configured in fleet.models.items()]
+        ends = [
+            _model_group(name, configured, longest, fleet.accelerators[configured.accelerator].queue)
+            for name, configured in fleet.models.items()
+        ]
         _fleet_tasks(ends)
     return dag
 
@@ -94,25 +97,30 @@ def step_timeout(fleet: Fleet) -> timedelta:
     return timedelta(hours=1, seconds=start_s + steps.warmup_cap_s + window_s + 2 * deadline_s)
 
 
-def _model_group(model: str, configured: Model, longest: timedelta) -> tuple[Any, Any]:
-    """One model's tasks; returns its last report task and its teardown. ``longest``: a step's timeout."""
+def _model_group(model: str, configured: Model, longest: timedelta, queue: str | None) -> tuple[Any, Any]:
+    """One model's tasks; returns its last report task and its teardown.
+
+    ``longest``: a step's timeout. ``queue``: of the tasks that use the accelerator or its state.
+    """
+    there = on(queue)
     with TaskGroup(slug(model), tooltip=f"Sweep of {model}"):
         planned = plan(model)
-        held: Any = lease(model).as_setup()
-        server: Any = start_server(model).as_setup()
-        ladder = step.override(task_id="ladder", execution_timeout=longest)
+        held: Any = lease.override(**there)(model).as_setup()
+        server: Any = start_server.override(**there)(model).as_setup()
+        ladder = step.override(task_id="ladder", execution_timeout=longest, **there)
         measured = ladder.partial(model=model).expand(spec=planned)
         planned >> held >> server >> measured
         for name in PHASES:
             if name == "shared" and not configured.shared:
                 continue
             room: Any = slots.override(task_id=f"{name}_slots")(model, name)
-            planner = next_step.override(task_id=name, execution_timeout=longest)
+            planner = next_step.override(task_id=name, execution_timeout=longest, **there)
             following = planner.partial(model=model, phase=name).expand(slot=room)
             planned >> room
             measured >> following
             measured = following
-        stopped = stop_server(model).as_teardown(setups=[held, server], on_failure_fail_dagrun=True)
+        stopping: Any = stop_server.override(**there)(model)
+        stopped = stopping.as_teardown(setups=[held, server], on_failure_fail_dagrun=True)
         measured >> stopped
         validated = validate(model)
         measured >> validated
@@ -120,6 +128,11 @@ def _model_group(model: str, configured: Model, longest: timedelta) -> tuple[Any
         reported.operator.operator_extra_links = (OpenPublished(),)
         validated >> limits(model) >> reported
     return reported, stopped
+
+
+def on(queue: str | None) -> dict[str, Any]:
+    """Arguments that put a task on a queue; none for the default one."""
+    return {} if queue is None else {"queue": queue}
 
 
 def _fleet_tasks(ends: list[tuple[Any, Any]]) -> None:

@@ -1,4 +1,7 @@
-"""The DAG ``capacity_reaper``: one task that asks Airflow whose run is over and clears away the rest."""
+"""The DAG ``capacity_reaper``: a task that asks Airflow whose run is over and clears away the rest.
+
+State files and leases lie where the servers are started, so there is a task for each queue of the fleet file.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, CronTriggerTimetable, Param, get_current_context, task
 
-from include.capacity.flow.dags import START, is_over
+from include.capacity.config import Fleet, slug
+from include.capacity.flow.dags import START, is_over, on
 from include.capacity.flow.runbook import REAPER
 
 EVERY = "*/15 * * * *"
 
 
-def reaper_dag() -> DAG:
+def reaper_dag(fleet: Fleet) -> DAG:
     """The DAG. It is on from the start: it touches nothing but what our own runs have left."""
     with DAG(
         "capacity_reaper",
@@ -34,7 +38,9 @@ def reaper_dag() -> DAG:
         tags=["capacity"],
         default_args={"owner": "capacity", "retries": 0},
     ) as dag:
-        reap()
+        for queue in sorted({item.queue or "" for item in fleet.accelerators.values()}):
+            named = {"task_id": f"reap_{slug(queue)}"} if queue else {}
+            reap.override(**named, **on(queue or None))()
     return dag
 
 
