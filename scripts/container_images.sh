@@ -20,7 +20,7 @@ base=$(fingerprint "$0" $images/* <("$python" -VV))
 if ! built docker.io/library/postgres:17-bookworm "$base"; then
   context=$(mktemp -d)
   trap 'rm -rf "$context"' EXIT
-  mmdebstrap --quiet --variant=minbase --include=ca-certificates,postgresql,redis-server \
+  mmdebstrap --quiet --variant=minbase --include=ca-certificates,postgresql,redis-server,libsqlite3-0,libffi8,libbz2-1.0,liblzma5,libreadline8,libssl3 \
     bookworm "$context/debian.tar" http://deb.debian.org/debian
   podman import --quiet "$context/debian.tar" localhost/capacity-debian >/dev/null
   rm "$context/debian.tar"

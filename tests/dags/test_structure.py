@@ -225,3 +225,23 @@ def test_the_plugin_loads_nothing_heavy(in_airflow) -> None:
     assert found["new"] < 30
     assert found["apps"] == [["Capacity", "/capacity"]]
     assert found["views"] == [["Capacity", "/airflow/capacity/", "nav"]]
+
+
+QUEUES = """
+import json
+from airflow.dag_processing.dagbag import DagBag
+bag = DagBag("dags")
+wanted = ("capacity_sweep", "capacity_reaper")
+print(json.dumps({dag: {task.task_id: task.queue for task in bag.dags[dag].tasks} for dag in wanted}))
+"""
+
+
+def test_what_uses_an_accelerator_runs_on_its_queue_and_nothing_else_does(in_airflow) -> None:
+    queues = in_airflow(QUEUES, CAPACITY_FLEET="deploy/fleet.compose.yaml")
+    there = {
+        task.removeprefix("steady.") for task, queue in queues["capacity_sweep"].items() if queue == "gpu"
+    }
+    there = {task for task in there if not task.startswith("sprinter.")}
+    assert there == {"lease", "start_server", "ladder", "refine", "prove", "anchor", "stop_server"}
+    assert queues["capacity_sweep"]["steady.plan"] == queues["capacity_sweep"]["publish"] == "default"
+    assert queues["capacity_reaper"] == {"reap_gpu": "gpu"}
