@@ -171,7 +171,7 @@ def test_a_taken_port(in_airflow, fleet, tmp_path: Path) -> None:
     assert result["state"] == "failed"
     assert result["tasks"]["steady.start_server"] == "failed"
     assert result["tasks"]["check_run"] == "failed"
-    assert servers() == before
+    assert set(servers()) <= set(before)  # those of other tests come and go
     limits, report = reported(tmp_path)
     assert {item["status"] for item in limits["limits"]} == {"not_measured"}
     assert f"port {port}" in report

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -19,20 +18,6 @@ from scripts.local_stack import LocalStack
 from tests.e2e.pages import finished, objects, open_page
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-
-
-def servers_left(stack: LocalStack) -> list[str]:
-    """Command lines of model servers that belong to this installation."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("CAPACITY_SERVER_ID") and str(stack.home) in " ".join(
-                process.environ().values()
-            ):
-                found.append(" ".join(process.cmdline()))
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
 
 
 def test_operator_enables_the_nightly_and_nothing_starts_by_day(
@@ -47,7 +32,7 @@ def test_operator_enables_the_nightly_and_nothing_starts_by_day(
     assert stack.api("GET", "/dags/capacity_nightly").json()["is_paused"] is False
     page.screenshot(path=screenshots / "dags.png")
     page.close()
-    assert servers_left(stack) == []
+    assert stack.servers() == []
 
 
 def test_engineer_triggers_a_sweep_by_the_form_and_fetches_the_report(
@@ -83,7 +68,7 @@ def test_engineer_triggers_a_sweep_by_the_form_and_fetches_the_report(
     assert states["sprinter.ladder", "scout interactive c=8"] == "success"
     assert states["steady.plan", None] == "skipped"
     assert states["sprinter.stop_server", None] == "success"
-    assert servers_left(stack) == []
+    assert stack.servers() == []
 
     published = objects(stack, "demo/runs/")
     manifests = [key for key in published if key.endswith("manifest.json")]
@@ -134,7 +119,7 @@ def test_wrong_parameters_are_refused_before_a_server_starts(stack: LocalStack) 
     assert tasks["steady.plan"] == "failed"
     assert tasks["steady.start_server"] == "upstream_failed"
     assert tasks["check_run"] == "failed"
-    assert servers_left(stack) == []
+    assert stack.servers() == []
 
 
 def test_a_server_killed_in_the_middle_is_brought_back_and_told_of(stack: LocalStack) -> None:
@@ -148,6 +133,7 @@ def test_a_server_killed_in_the_middle_is_brought_back_and_told_of(stack: LocalS
     run = stack.trigger("capacity_sweep", conf)
     progress = stack.home / "state" / "progress" / "sprinter.json"
     wait_for(lambda: progress.exists() and "grid interactive c=8: measuring" in progress.read_text())
+    assert len(stack.servers()) == 1
     (state,) = (stack.home / "state" / "servers").rglob("*.server.json")
     os.kill(json.loads(state.read_text())["handle"]["pid"], signal.SIGKILL)
 
@@ -165,7 +151,7 @@ def test_a_server_killed_in_the_middle_is_brought_back_and_told_of(stack: LocalS
     assert [(item["limit"], item["status"]) for item in limits["limits"]] == [(8, "lower_bound")]
     report = next(body.decode() for key, body in published.items() if key.endswith("sprinter/report.md"))
     assert "grid interactive at 8: " in report
-    assert servers_left(stack) == []
+    assert stack.servers() == []
 
 
 def told_of_limits(stack: LocalStack) -> list[dict[str, Any]]:

@@ -578,6 +578,7 @@ def test_an_interrupt_closes_everything_and_goes_on(number: signal.Signals, erro
         raise Terminated
 
     former = signal.signal(signal.SIGTERM, handler)
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     stalling = Stalling()
     try:
         with NullServer(Plan(ttft_s=0.1, tokens=1)) as server:
@@ -594,6 +595,7 @@ def test_an_interrupt_closes_everything_and_goes_on(number: signal.Signals, erro
             assert server.wait_for(lambda: server.open == 0)
     finally:
         signal.signal(signal.SIGTERM, former)
+        signal.signal(signal.SIGINT, ignored)
 
 
 class Unwritable(Stalling):
