@@ -184,4 +184,4 @@ def test_a_run_cut_short_counts_by_its_own_requests():
 def test_interval_of_a_mean():
     # s = 1, n = 3, t(0.975, 2) = 4.302653
     assert mean_half_width(np.array([9.0, 10.0, 11.0])) == pytest.approx(4.302653 / 3**0.5, abs=1e-6)
-    assert np.isnan(mean_half_width(np.array([1.0])))
+    assert np.isnan(mean_half_width(np.array([1.0, 2.0])))  # two values tell next to nothing

@@ -88,9 +88,13 @@ class Rate:
         return self.successes / self.n if self.n else float("nan")
 
 
+LEAST_REPEATS = 3
+"""Fewest values an interval of their mean is given for."""
+
+
 def mean_half_width(values: Floats) -> float:
-    """Half width of Student's 95 % interval of a mean; NaN for fewer than two values."""
-    if values.size < 2:
+    """Half width of Student's 95 % interval of a mean; NaN for fewer than ``LEAST_REPEATS`` values."""
+    if values.size < LEAST_REPEATS:
         return float("nan")
     return float(stdtrit(values.size - 1, 0.975) * values.std(ddof=1) / np.sqrt(values.size))
 

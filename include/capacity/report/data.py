@@ -23,11 +23,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from include.capacity.config import ServiceClass
 from include.capacity.errors import DataError
-from include.capacity.limits.bounds import clopper_pearson_lower, clopper_pearson_upper
+from include.capacity.limits.bounds import clopper_pearson_lower, clopper_pearson_upper, mean_half_width
 from include.capacity.limits.evidence import Evidence, evidence_of
 from include.capacity.report.words import known, text
 from include.capacity.results.schema import STEP_COLUMNS
@@ -50,9 +49,6 @@ PHASE_RANK = {Phase.GRID: 0, Phase.PROVE: 0, Phase.SCOUT: 1, Phase.BASELINE: 2}
 COUNTS = ("attempted", "completed", "objective_met", "n_effective", *FAILURES, "ttft_n", "tpot_n", "e2e_n")
 
 EXPORTABLE_WORDS = frozenset(status.value for status in EXPORTABLE)
-
-LEAST_REPEATS = 3
-"""Fewest repeats a t-interval is given for."""
 
 
 @dataclass
@@ -245,11 +241,7 @@ def binomial_bounds(x: float, n: float, alpha: float = ALPHA) -> tuple[float, fl
 
 def t_half_width(values: Frame) -> float:
     """Half of the two-sided 95 % t-interval of the mean; NaN below three values."""
-    values = values.dropna()
-    n = len(values)
-    if n < LEAST_REPEATS:
-        return math.nan
-    return float(stats.t.ppf(1 - ALPHA / 2, n - 1) * values.std(ddof=1) / math.sqrt(n))
+    return mean_half_width(values.dropna().to_numpy(float))
 
 
 def exportable(limit: Mapping[str, Any] | None) -> bool:

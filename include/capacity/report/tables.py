@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from include.capacity.limits.bounds import LEAST_REPEATS
 from include.capacity.report.data import (
     FAILURES,
-    LEAST_REPEATS,
     ModelData,
     bracket_of,
     exportable,
