@@ -18,15 +18,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import boto3
 import httpx
 import psutil
+import yaml
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
+from include.capacity.config import DEFAULT_FLEET, FLEET_ENV
 from scripts.local_postgres import LocalPostgres
 
 ROOT = Path(__file__).parents[1]
@@ -121,6 +124,7 @@ class LocalStack:
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
             "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
             "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
+            "CAPACITY_FLEET": str(self.home / "fleet-by-day.yaml"),
             "CAPACITY_STATE": str(self.home / "state"),
             "CAPACITY_LEASE_POLL_S": "5",
             "CAPACITY_PRELOAD": "1",
@@ -133,6 +137,8 @@ class LocalStack:
         """Start everything and wait until it is healthy; RuntimeError with a log's tail if it is not."""
         (self.home / "logs").mkdir(parents=True, exist_ok=True)
         (self.home / "passwords.json").write_text(json.dumps({self.user: self.password or ""}))
+        fleet = Path(os.environ.get(FLEET_ENV) or DEFAULT_FLEET)
+        (self.home / "fleet-by-day.yaml").write_text(_by_day(fleet.read_text()))
         self.start_part("s3")
         if self.postgres:
             self.postgres.create()
@@ -341,6 +347,14 @@ class LocalStack:
         answer = self.api("GET", f"/dags/{dag}/dagRuns/{run}/taskInstances", params={"limit": 1000})
         answer.raise_for_status()
         return list(answer.json()["task_instances"])
+
+
+def _by_day(fleet: str) -> str:
+    """A fleet file whose night is twelve hours away: switching the nightly on starts nothing by itself."""
+    data = yaml.safe_load(fleet)
+    hour = (datetime.now(UTC) + timedelta(hours=12)).hour
+    data["night"].update(schedule=f"0 {hour} * * *", timezone="UTC")
+    return yaml.safe_dump(data, sort_keys=False)
 
 
 def _kept_secret(path: Path) -> str:
