@@ -20,6 +20,11 @@ QUIET = (
 """A browser that asks nobody outside and runs as root in a container."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs the cores for itself comes before a whole Airflow is up."""
+    items.sort(key=lambda item: "stack" in getattr(item, "fixturenames", ()))
+
+
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     """Everything running, behind a login; stopped at the end, with the logs left in the temporary folder.

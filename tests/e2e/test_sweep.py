@@ -54,6 +54,7 @@ def test_engineer_triggers_a_sweep_by_the_form_and_fetches_the_report(
     conf = made.value.json()["conf"]
     assert (conf["concurrency"], conf["requests_per_step"], conf["models"]) == ("4, 8", 400, ["sprinter"])
 
+    page.goto("about:blank")  # the grid, kept up to date, takes a third of a core
     assert finished(stack, "capacity_sweep", run) == "success", stack.tasks("capacity_sweep", run)
     page.goto(f"{stack.airflow_url}/dags/capacity_sweep/runs/{run}")
     expect(page.get_by_text("Success").first).to_be_visible()
