@@ -263,9 +263,66 @@ class DockerServer(Strict):
     stop_timeout_s: Seconds = 60
 
 
-SERVER_KINDS = ("simulator", "process", "docker", "endpoint")
+class SecretKey(Strict):
+    """One key of a Kubernetes Secret, by name; its value is never read by us."""
+
+    secret: str = Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")
+    key: str = Field(pattern=r"^[A-Za-z0-9._-]{1,253}$")
+
+
+K8sName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+
+
+class KubernetesServer(Strict):
+    """A server in a Kubernetes cluster: a Deployment and a Service of its own, made and removed by us."""
+
+    kind: Literal["kubernetes"]
+    image: str = Field(pattern=r"^[a-z0-9][A-Za-z0-9._:/@-]*$")
+    """By digest, if limits are to mean anything tomorrow; the digest that ran is recorded."""
+    pull: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
+    pull_secrets: list[K8sName] = Field(default_factory=list)
+    command: list[str] = Field(default_factory=lambda: ["vllm", "serve", "{source}"], min_length=1)
+    """In place of the image's entrypoint; completed as for ``process``."""
+    env: dict[str, str] = Field(default_factory=dict)
+    secret_env: dict[EnvName, SecretKey] = Field(default_factory=dict)
+    """Variables from Secrets, e.g. ``HF_TOKEN: {secret: hf, key: token}``."""
+    api_key_env: EnvName | None = None
+    """Environment variable of the worker that holds the API key; needs ``api_key_secret``."""
+    api_key_secret: SecretKey | None = None
+    """Where the server's pod gets the same key from."""
+    gpus: Annotated[int, Field(ge=1, le=64)] | None = None
+    gpu_resource: str = Field("nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")
+    """AMD: ``amd.com/gpu``."""
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    model_cache: K8sName | None = None
+    """A PersistentVolumeClaim that keeps downloaded weights (``HF_HOME``)."""
+    shm_size: str = Field("8Gi", pattern=r"^[1-9]\d*[KMG]i$")
+    container_port: int = Field(8000, ge=1, le=65535)
+    namespace: K8sName
+    context: str | None = Field(None, min_length=1, max_length=253)
+    """Of the kubeconfig (``KUBECONFIG``). ``null``: the cluster the worker runs in, else the current one."""
+    url: Url | None = None
+    """Where the Service is reached from outside the cluster; ``null``: by its DNS name, inside."""
+    node_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """The Service's port on every node, for such a ``url``."""
+    template: str | None = Field(None, min_length=1, max_length=4096)
+    """Path of a template to use in place of ``include/config/kubernetes/server.yaml.j2``."""
+    unschedulable_s: Seconds = 600
+    """How long a pod may find no node: a cluster that grows needs minutes for one."""
+    start_timeout_s: Seconds = 3600
+    stop_timeout_s: Seconds = 60
+
+    @model_validator(mode="after")
+    def _key_twice(self) -> KubernetesServer:
+        if (self.api_key_env is None) != (self.api_key_secret is None):
+            raise ValueError("api_key_env (the client's) and api_key_secret (the server's) need each other")
+        return self
+
+
+SERVER_KINDS = ("simulator", "process", "docker", "kubernetes", "endpoint")
 Server = Annotated[
-    SimulatorServer | ProcessServer | DockerServer | EndpointServer, Field(discriminator="kind")
+    SimulatorServer | ProcessServer | DockerServer | KubernetesServer | EndpointServer,
+    Field(discriminator="kind"),
 ]
 
 

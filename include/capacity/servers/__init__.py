@@ -25,6 +25,7 @@ KINDS = {
     "simulator": "include.capacity.servers.simulator",
     "process": "include.capacity.servers.process",
     "docker": "include.capacity.servers.docker",
+    "kubernetes": "include.capacity.servers.kubernetes",
     "endpoint": "include.capacity.servers.endpoint",
 }
 

@@ -74,6 +74,10 @@ class Handle:
     state: str | None = None
     """Its state file, gone once the server is."""
     stop_timeout_s: float = 60.0
+    namespace: str | None = None
+    """Of a cluster, if the server runs in one."""
+    context: str | None = None
+    """The kubeconfig's context for that cluster."""
 
     def describe(self) -> str:
         """One line for people."""
