@@ -48,12 +48,15 @@ def fleet(tmp_path: Path):
     return write
 
 
-def servers() -> list[int]:
-    """Pids of simulated servers on this machine."""
+def servers(state: str) -> list[int]:
+    """Pids of this installation's model servers, told by the log they write to."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if "include.capacity.simulator" in (process.info["cmdline"] or []):
-            found.append(process.pid)
+    for process in psutil.process_iter():
+        try:
+            if str(Path(f"/proc/{process.pid}/fd/1").readlink()).startswith(f"{state}/servers"):
+                found.append(process.pid)
+        except (psutil.Error, OSError):  # it ended meanwhile, or is not ours
+            continue
     return found
 
 
@@ -160,18 +163,17 @@ def test_what_is_wrong_with_a_notifier_is_told(in_airflow) -> None:
     assert said[5] is None
 
 
-def test_a_taken_port(in_airflow, fleet, tmp_path: Path) -> None:
+def test_a_taken_port(in_airflow, fleet, airflow_env, tmp_path: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
         file = fleet(lambda data: data["models"]["steady"]["server"].update(port=port))
-        before = servers()
         result = in_airflow(RUN.format(conf={}), CAPACITY_FLEET=file)
     assert result["state"] == "failed"
     assert result["tasks"]["steady.start_server"] == "failed"
     assert result["tasks"]["check_run"] == "failed"
-    assert set(servers()) <= set(before)  # those of other tests come and go
+    assert servers(airflow_env["CAPACITY_STATE"]) == []
     limits, report = reported(tmp_path)
     assert {item["status"] for item in limits["limits"]} == {"not_measured"}
     assert f"port {port}" in report
@@ -204,6 +206,6 @@ def test_a_missing_bucket_shows_before_a_server_starts(in_airflow, fleet, tmp_pa
 def test_a_bad_key_in_the_fleet_file_is_an_import_error_that_names_it(in_airflow, fleet) -> None:
     file = fleet(lambda data: data["models"]["steady"].update(acelerator="sim-0"))
     errors = in_airflow(IMPORT, CAPACITY_FLEET=file)
-    assert len(errors) == 3  # one a DAG file
+    assert len(errors) == 4  # one a DAG file
     for error in errors:
         assert f"{file}: models.steady.acelerator: Extra inputs are not permitted, found 'sim-0'" in error
