@@ -37,7 +37,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     file = Path(str(handle.state))
     owner = {"run_id": "manual__1", "dag_id": "capacity_sweep", "model": "llama"}
-    write_state(file, started_here(handle, owner, "gpu-0", READY))  # type: ignore[arg-type]  # an Owner
+    write_state(started_here(handle, owner, "gpu-0", READY))  # type: ignore[arg-type]  # an Owner
     assert Lease("gpu-0", holder="capacity_sweep/manual__1", model="llama").acquire()
     return file
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from include.capacity.config import DEFAULT_FLEET, DockerServer, Model, load_fle
 from include.capacity.errors import ServerDied, ServerError
 from include.capacity.servers import docker, reap, state
 from tests.compose.conftest import ROOT
+from tests.servers.killed import half_started
 
 pytestmark = pytest.mark.usefixtures("engine")
 
@@ -185,31 +184,16 @@ def test_a_crashed_server_is_replaced_by_the_same_run(folder: Path, contained: M
     servers.stop(second)
 
 
-STARTER = """
-import json, sys
-from pathlib import Path
-from include.capacity import servers
-from include.capacity.config import Model
-model = Model.model_validate_json(Path(sys.argv[1]).read_text())
-servers.start("fake", model, json.loads(sys.argv[3]), Path(sys.argv[2]))
-"""
-
-
 def test_a_container_half_started_by_a_killed_task_is_removed_first(
     folder: Path, contained: MakeModel, tmp_path: Path
 ) -> None:
     never_ready = contained("--health", "503", start_timeout_s=3600)
-    (tmp_path / "model.json").write_text(never_ready.model_dump_json())
-    task = subprocess.Popen(
-        [sys.executable, "-c", STARTER, str(tmp_path / "model.json"), str(folder), json.dumps(OWNER)],
-        cwd=ROOT,
-    )
-    while not containers_of(folder) or containers_of(folder)[0].status != "running":
-        assert task.poll() is None
-    task.kill()
-    task.wait()
-    half = servers.load(folder)
-    assert half is not None
+
+    def runs() -> bool:
+        found = containers_of(folder)
+        return bool(found) and found[0].status == "running"
+
+    half = half_started(never_ready, OWNER, folder, tmp_path, runs)
     assert servers.alive(half)
     other: servers.Owner = {"run_id": "run-2", "dag_id": "dag", "model": "fake"}
     handle = servers.start("fake", contained(), other, folder, run_is_over=lambda run: False)

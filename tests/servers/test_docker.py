@@ -134,7 +134,7 @@ def test_an_engine_that_is_away_is_an_error_where_containers_were_started(
     handle = servers.Handle(
         kind="docker", model="fake", url="", metrics_url="", served_name="f", server_id="1", state=str(path)
     )
-    state.write_state(path, state.started_here(handle, OWNER, "gpu-0"))
+    state.write_state(state.started_here(handle, OWNER, "gpu-0"))
     with pytest.raises(ServerError, match=r"no\.sock"):
         docker.owned(folder)
     with pytest.raises(ServerError, match=r"no\.sock"):

@@ -275,7 +275,7 @@ def test_a_pid_that_is_anothers_by_now_is_not_touched(folder: Path, fake_model: 
     handle = servers.start("fake", fake_model(), OWNER, folder)
     servers.stop(handle)
     handle.pid, handle.pid_started_at = bystander.pid, psutil.Process(bystander.pid).create_time() - 100
-    state.write_state(Path(str(handle.state)), state.started_here(handle, OWNER, "gpu-0", state.READY))
+    state.write_state(state.started_here(handle, OWNER, "gpu-0", state.READY))
     done = reap.reap(lambda run: True, folder, folder / "leases")
     assert [item.processes for item in done.stopped] == [0]
     assert bystander.poll() is None

@@ -19,8 +19,9 @@ import pytest
 from include.capacity import servers
 from include.capacity.config import Model
 from include.capacity.errors import ConfigError, ServerDied, ServerError
-from include.capacity.servers import Handle, process
+from include.capacity.servers import Handle, command, process
 from tests.servers.conftest import processes_of
+from tests.servers.killed import half_started
 
 MakeModel = Callable[..., Model]
 OWNER: servers.Owner = {"run_id": "run-1", "dag_id": "dag", "model": "fake"}
@@ -229,30 +230,17 @@ def test_a_server_of_a_run_that_goes_on_is_left_alone(folder: Path, fake_model: 
     servers.stop(other)
 
 
-STARTER = """
-import json, sys
-from pathlib import Path
-from include.capacity import servers
-from include.capacity.config import Model
-model = Model.model_validate_json(Path(sys.argv[1]).read_text())
-servers.start("fake", model, json.loads(sys.argv[3]), Path(sys.argv[2]))
-"""
-
-
 def test_a_server_half_started_by_a_killed_task_is_stopped_first(
     folder: Path, fake_model: MakeModel, tmp_path: Path
 ) -> None:
     never_ready = fake_model("--health", "503", start_timeout_s=3600)
-    (tmp_path / "model.json").write_text(never_ready.model_dump_json())
-    owner = {"run_id": "run-0", "dag_id": "dag", "model": "fake"}
-    task = subprocess.Popen(
-        [sys.executable, "-c", STARTER, str(tmp_path / "model.json"), str(folder), json.dumps(owner)],
-        cwd=Path(__file__).parents[2],
-    )
-    while not (half := servers.load(folder)) or not half.pid or not servers.alive(half):
-        assert task.poll() is None
-    task.kill()
-    task.wait()
+    owner: servers.Owner = {"run_id": "run-0", "dag_id": "dag", "model": "fake"}
+
+    def runs() -> bool:
+        half = servers.load(folder)
+        return half is not None and half.pid is not None and servers.alive(half)
+
+    half = half_started(never_ready, owner, folder, tmp_path, runs)
     assert servers.alive(half)
 
     handle = servers.start("fake", fake_model(), OWNER, folder, run_is_over=lambda run: False)
@@ -295,9 +283,9 @@ def test_vllm_is_the_default_command(fake_model: MakeModel) -> None:
         "vllm_args": ["--max-num-seqs", "8"],
     }
     model = fake_model(model=settings, command=["vllm", "serve", "{source}"])
-    line = process.command_line("m", model, ["vllm", "serve", "{source}"])
+    line = command.command_line("m", model, ["vllm", "serve", "{source}"])
     values = {"source": "org/m", "served_name": "m", "revision": "abc", "host": "127.0.0.1", "port": "8000"}
-    assert process.fill(line, values) == [
+    assert command.fill(line, values) == [
         *("vllm", "serve", "org/m", "--host", "127.0.0.1", "--port", "8000", "--served-model-name", "m"),
         *("--revision", "abc", "--max-num-seqs", "8"),
     ]
@@ -306,7 +294,7 @@ def test_vllm_is_the_default_command(fake_model: MakeModel) -> None:
 def test_json_arguments_keep_their_braces() -> None:
     given = ["--override", '{"temperature": 0.5, "port": {"a": 1}}', "--at", "{host}:{port}"]
     values = {"source": "", "served_name": "", "revision": "", "host": "h", "port": "1"}
-    assert process.fill(given, values) == [given[0], given[1], "--at", "h:1"]
+    assert command.fill(given, values) == [given[0], given[1], "--at", "h:1"]
 
 
 @pytest.mark.parametrize(

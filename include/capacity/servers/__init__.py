@@ -1,6 +1,6 @@
 """Starting, watching and stopping model servers; one module a kind, all following one protocol.
 
-``start(model_key, model, owner, folder)`` gives a :class:`~include.capacity.servers.base.Handle`
+``start`` gives a :class:`~include.capacity.servers.base.Handle`
 of a server that is ready; ``stop``, ``alive``, ``tail`` and ``running`` take it; ``owned(folder)`` lists
 what runs. A new kind is a module with these six functions, a line in ``KINDS``, and its settings in
 ``config.py``.
@@ -65,8 +65,16 @@ def start(
 
     ``folder`` is the state folder's ``servers`` unless given.
     """
-    kind = server_kind(model.server.kind)
-    return kind.start(model_key, model, owner, folder or servers_folder(), run_is_over=run_is_over)
+    from include.capacity.servers.order import Order  # what starting takes, nobody else needs
+
+    order = Order(
+        model_key=model_key,
+        model=model,
+        owner=owner,
+        folder=folder or servers_folder(),
+        run_is_over=run_is_over,
+    )
+    return server_kind(model.server.kind).start(order)
 
 
 def stop(handle: Handle) -> None:

@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
 
-from include.capacity.config import Model
-
 if TYPE_CHECKING:
+    from include.capacity.servers.order import Order
     from include.capacity.servers.state import ServerState
 
 PROJECT = Path(__file__).parents[3]
@@ -51,10 +50,10 @@ class Handle:
     kind: str
     model: str
     """The model's key in the fleet file."""
-    url: str
-    """Base URL, without ``/v1``."""
-    metrics_url: str
     served_name: str
+    url: str = ""
+    """Base URL, without ``/v1``; empty until it is known."""
+    metrics_url: str = ""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key; never the key."""
     clock_scale: float = 1.0
@@ -79,6 +78,11 @@ class Handle:
     context: str | None = None
     """The kubeconfig's context for that cluster."""
 
+    def reached_at(self, url: str, metrics_url: str | None = None) -> None:
+        """Note where it answers; its metrics are at ``/metrics`` there unless told otherwise."""
+        self.url = url
+        self.metrics_url = metrics_url or f"{url}/metrics"
+
     def describe(self) -> str:
         """One line for people."""
         process = f", pid {self.pid}, log {self.log}" if self.pid is not None else ""
@@ -97,20 +101,11 @@ class Handle:
 class ServerKind(Protocol):
     """One way of having a model served."""
 
-    def start(
-        self,
-        model_key: str,
-        model: Model,
-        owner: Owner,
-        folder: Path,
-        *,
-        run_is_over: RunIsOver | None = None,
-    ) -> Handle:
-        """Start the server and wait until it has answered a real completion.
+    def start(self, order: Order) -> Handle:
+        """Start the server that is wanted and wait until it has answered a real completion.
 
-        ``folder`` keeps its state file and log and must be the same for all runs on this machine: a
-        stale server of the same accelerator found there, or in a folder beside it, is stopped first.
-        Errors: ConfigError for what the fleet file says wrong; ServerError if the server is not ready
+        A stale server of the same accelerator found in the order's folder, or in one beside it, is stopped
+        first. Errors: ConfigError for what the fleet file says wrong; ServerError if the server is not ready
         in time, ServerDied at once if it ended, both with the tail of its log. Nothing is left running
         after an error.
         """

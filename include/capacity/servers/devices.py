@@ -19,11 +19,11 @@ from typing import Any
 import psutil
 
 from include.capacity.errors import ServerError
+from include.capacity.servers.state import MARK
 
 log = logging.getLogger(__name__)
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-MARK = "CAPACITY_SERVER_ID"
 IDLE_BYTES = 1 << 30
 """An idle device's driver and firmware take a few hundred MiB."""
 

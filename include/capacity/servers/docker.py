@@ -14,30 +14,31 @@ from __future__ import annotations
 import logging
 import os
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from include.capacity.config import DockerServer, Model
+from include.capacity.config import DockerServer
 from include.capacity.errors import ConfigError, ServerDied, ServerError
-from include.capacity.redact import MASK, redact_text
+from include.capacity.redact import MASK
 from include.capacity.results.store import safe_name
-from include.capacity.servers import process
 from include.capacity.servers import stack as stacks
-from include.capacity.servers.base import Handle, Owner, RunIsOver, run_name
-from include.capacity.servers.devices import MARK, VISIBLE, refuse_in_use
-from include.capacity.servers.key import api_key
-from include.capacity.servers.ready import PROGRESS_EVERY_S, wait_or_tell
-from include.capacity.servers.stale import clear_accelerator
+from include.capacity.servers.base import Handle
+from include.capacity.servers.devices import VISIBLE, refuse_in_use
+from include.capacity.servers.key import api_key, key_if_set
+from include.capacity.servers.logs import keep_log, last_lines, log_tail
+from include.capacity.servers.order import Order
+from include.capacity.servers.process import check_port
+from include.capacity.servers.ready import PROGRESS_EVERY_S
 from include.capacity.servers.state import (
-    READY,
+    MARK,
+    WHOLE,
     ServerState,
     forget,
+    from_mark,
+    marks,
     read_states,
-    started_here,
-    state_file,
     this_host,
     write_state,
 )
@@ -60,42 +61,28 @@ GONE = ("exited", "dead", "removing")
 # -- the protocol
 
 
-def start(
-    model_key: str,
-    model: Model,
-    owner: Owner,
-    folder: Path,
-    *,
-    run_is_over: RunIsOver | None = None,
-) -> Handle:
+def start(order: Order) -> Handle:
     """Start the configured container and wait until it is ready; see :class:`ServerKind`."""
-    server = model.server
-    if not isinstance(server, DockerServer):
-        raise ConfigError(f"models.{model_key}.server: expected kind docker, found {server.kind}")
+    server = order.settings(DockerServer)
+    model_key = order.model_key
     key = api_key(server.api_key_env)
-    passed = {name: _needed(name, model_key) for name in server.pass_env}
-    command = process.command_line(model_key, model, server.command)
-    server_id = uuid.uuid4().hex
-    handle = Handle(
-        kind="docker",
-        model=model_key,
-        url="",  # known once the engine has chosen the port
-        metrics_url="",
-        served_name=model.served_name,
+    secret = {name: _needed(name, model_key) for name in server.pass_env}
+    if key is not None:
+        secret["VLLM_API_KEY"] = key
+    command = order.command(server.command)
+    handle = order.handle(
+        server.kind,
         api_key_env=server.api_key_env,
-        server_id=server_id,
         host=this_host(),
-        log=str(folder.resolve() / f"{safe_name(model_key)}.{server_id}.log"),
-        state=str(state_file(folder, model_key)),
         stop_timeout_s=server.stop_timeout_s,
     )
     with engine(model_key) as client:
-        clear_accelerator(model_key, model.accelerator, owner, folder, run_is_over)
+        order.clear_accelerator()
         if server.gpus is not None or server.devices:
             named = {VISIBLE[0]: ",".join(server.gpus)} if isinstance(server.gpus, list) else {}
             refuse_in_use(model_key, {**server.env, **named})
         if server.port:
-            process.check_port("127.0.0.1", server.port, model_key)
+            check_port("127.0.0.1", server.port, model_key)
         image = _image(client, server, model_key)
         about = _about_image(image, server.image)
         if "@" not in server.image:
@@ -103,56 +90,31 @@ def start(
                 "%s: %s is a tag and may be another image tomorrow; measured is %s",
                 *(model_key, server.image, about["digest"] or about["id"]),
             )
-        state = started_here(handle, owner, model.accelerator)
-        values = {
-            "source": model.source,
-            "served_name": model.served_name,
-            "revision": model.revision or "",
-            "host": "0.0.0.0",  # of the container; the engine publishes it on 127.0.0.1
-            "port": str(server.container_port),
-        }
-        secret = passed | ({"VLLM_API_KEY": key} if key is not None else {})
-        process.remove_old_logs(folder, model_key)
-        write_state(Path(str(handle.state)), state)
-        try:
-            wanted = options(
-                server, process.fill(command, values), {**secret, MARK: server_id}, labels(state)
-            )
+        with order.bring_up(handle, stop) as state:
+            # All addresses are of the container; the engine publishes its port on 127.0.0.1.
+            line = order.filled(command, "0.0.0.0", server.container_port)
+            wanted = options(server, line, {**secret, MARK: handle.server_id}, labels(state))
             container = client.containers.create(image.id, name=_name(handle), **wanted)
             container.start()
             _find_port(container, handle, server)
-            write_state(Path(str(handle.state)), state)
+            write_state(state)
             log.info("%s: container %s started from %s", model_key, container.name, about["name"])
-            wait_or_tell(
+            order.wait(
                 handle,
-                endpoints=process.endpoints_of(model),
-                api_key=key,
                 timeout_s=server.start_timeout_s,
                 check=_still_runs(container, handle),
                 last_lines=lambda lines: _said(container, lines, key),
                 where=f"container {container.name}",
             )
             _keep_log(container, handle)
-            handle.stack = stacks.launched_stack(
-                kind="docker",
-                url=handle.url,
-                api_key=key,
-                source=model.source,
-                revision=model.revision,
+            order.record(
+                handle,
                 args=command,
                 env={**server.env, **dict.fromkeys(server.pass_env, MASK)},
-                log_head=process.log_head(Path(str(handle.log))),
                 packages=None,  # the image's digest stands for them
                 accelerators=_accelerators(client, server),
                 image=about,
             )
-            handle.simulated = handle.stack["simulated"]
-            handle.clock_scale = handle.stack["time_scale"] or 1.0
-            state.status = READY
-            write_state(Path(str(handle.state)), state)
-        except BaseException:  # also a cancelled task must leave nothing behind
-            stop(handle)
-            raise
     log.info("%s: ready at %s, container %s, log %s", model_key, handle.url, _name(handle), handle.log)
     return handle
 
@@ -185,12 +147,12 @@ def alive(handle: Handle) -> bool:
 
 def tail(handle: Handle, lines: int = 40) -> str:
     """The last lines of its log, secrets masked: the engine's, or what was kept of it."""
-    key = process.key_if_set(handle.api_key_env)
+    key = key_if_set(handle.api_key_env)
     with engine(handle.model) as client:
         for container in _containers(client, handle):
             with _already_gone():
                 return _said(container, lines, key)
-    return process.log_tail(Path(handle.log), lines, key) if handle.log else ""
+    return log_tail(Path(handle.log), lines, key) if handle.log else ""
 
 
 def running(handle: Handle) -> int | None:
@@ -205,12 +167,15 @@ def owned(folder: Path) -> list[ServerState]:
     try:
         with engine("(any model)") as client:
             found = client.containers.list(all=True, filters={"label": SERVER_ID}, ignore_removed=True)
-            states = [state for state in map(_from_labels, found) if state is not None]
     except ServerError:
         if used:
             raise
         return []  # no engine, and none was used
-    return [item for item in states if Path(str(item.handle.state)).is_relative_to(folder.resolve())]
+    states = [
+        from_mark(container.labels.get(f"{LABEL}{WHOLE}", ""), f"container {container.name}", folder)
+        for container in found
+    ]
+    return [state for state in states if state is not None]
 
 
 # -- what the engine is asked for
@@ -250,54 +215,7 @@ def options(
 
 def labels(state: ServerState) -> dict[str, str]:
     """Whose a container is, for people and for :func:`owned`; holds no secret."""
-    handle = state.handle
-    return {
-        SERVER_ID: handle.server_id,
-        f"{LABEL}owner": run_name(state.owner),
-        f"{LABEL}run-id": state.owner["run_id"],
-        f"{LABEL}dag-id": state.owner.get("dag_id") or "",
-        f"{LABEL}model": handle.model,
-        f"{LABEL}accelerator": state.accelerator,
-        f"{LABEL}state-file": str(handle.state),
-        f"{LABEL}log": str(handle.log),
-        f"{LABEL}stop-timeout-s": f"{handle.stop_timeout_s:g}",
-        f"{LABEL}starter": f"{state.starter_pid} {state.starter_started_at} {state.starter_host}",
-        f"{LABEL}started": state.created_at,
-    }
-
-
-def _from_labels(container: Container) -> ServerState | None:
-    """The server that a container's labels tell of; ``None`` if they are not those that we write."""
-    found = {name.removeprefix(LABEL): value for name, value in container.labels.items()}
-    try:
-        pid, started_at, host = found["starter"].split(" ", 2)
-        owner: Owner = {"run_id": found["run-id"], "model": found["model"]}
-        if found["dag-id"]:
-            owner["dag_id"] = found["dag-id"]
-        return ServerState(
-            status=READY,
-            owner=owner,
-            accelerator=found["accelerator"],
-            starter_pid=int(pid),
-            starter_started_at=float(started_at),
-            starter_host=host,
-            created_at=found["started"],
-            handle=Handle(
-                kind="docker",
-                model=found["model"],
-                url="",
-                metrics_url="",
-                served_name="",
-                server_id=found["server-id"],
-                host=this_host(),
-                log=found["log"],
-                state=found["state-file"],
-                stop_timeout_s=float(found["stop-timeout-s"]),
-            ),
-        )
-    except (KeyError, ValueError) as error:
-        log.error("container %s: not labelled as ours are: %s", container.name, error)
-        return None
+    return {f"{LABEL}{name}": value for name, value in marks(state).items()}
 
 
 # -- the engine
@@ -392,8 +310,7 @@ def _find_port(container: Container, handle: Handle, server: DockerServer) -> No
         raise ServerError(
             f"{handle.model}: container {container.name} has no published port {server.container_port}"
         )
-    handle.url = f"http://127.0.0.1:{port}"
-    handle.metrics_url = f"{handle.url}/metrics"
+    handle.reached_at(f"http://127.0.0.1:{port}")
 
 
 def _still_runs(container: Container, handle: Handle) -> Any:
@@ -414,19 +331,12 @@ def _still_runs(container: Container, handle: Handle) -> Any:
 
 def _said(container: Container, lines: int, key: str | None) -> str:
     """The last lines of a container's log, secrets masked."""
-    text = container.logs(tail=lines).decode("utf-8", "replace")
-    return redact_text("\n".join(text.splitlines()[-lines:]), [key])
+    return last_lines(container.logs(tail=lines).decode("utf-8", "replace"), lines, key)
 
 
 def _keep_log(container: Container, handle: Handle) -> None:
-    """Copy the container's log to the server folder, whole or not at all."""
-    path = Path(str(handle.log))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        for piece in container.logs(stream=True, follow=False):
-            file.write(piece)
-    part.replace(path)
+    """Copy the container's log to the server folder."""
+    keep_log(Path(str(handle.log)), container.logs(stream=True, follow=False))
 
 
 def _accelerators(client: DockerClient, server: DockerServer) -> list[dict[str, Any]] | None:

@@ -7,38 +7,31 @@ its fleet entry may set a ceiling on our requests in flight and a kill switch, w
 from __future__ import annotations
 
 import logging
-import uuid
 from pathlib import Path
 
 import httpx
 
-from include.capacity.config import EndpointServer, Model
-from include.capacity.errors import ConfigError, ServerError
-from include.capacity.servers.base import Handle, Owner, RunIsOver
+from include.capacity.config import EndpointServer
+from include.capacity.errors import ServerError
+from include.capacity.servers.base import Handle
+from include.capacity.servers.command import endpoints_of
 from include.capacity.servers.key import api_key
-from include.capacity.servers.process import endpoints_of
+from include.capacity.servers.order import Order
 from include.capacity.servers.quiet import wait_until_quiet
 from include.capacity.servers.ready import wait_until_ready
 from include.capacity.servers.stack import endpoint_stack
-from include.capacity.servers.state import READY, ServerState, forget, started_here, state_file, write_state
+from include.capacity.servers.state import READY, ServerState, forget, started_here, write_state
 
 log = logging.getLogger(__name__)
 
 ANSWER_WITHIN_S = 10.0
 
 
-def start(
-    model_key: str,
-    model: Model,
-    owner: Owner,
-    folder: Path,
-    *,
-    run_is_over: RunIsOver | None = None,  # noqa: ARG001 - the protocol's; there is nothing to stop
-) -> Handle:
+def start(order: Order) -> Handle:
     """Wait until the endpoint answers a completion; see :class:`ServerKind`."""
-    server = model.server
-    if not isinstance(server, EndpointServer):
-        raise ConfigError(f"models.{model_key}.server: expected kind endpoint, found {server.kind}")
+    server = order.settings(EndpointServer)
+    handle = order.handle(server.kind, api_key_env=server.api_key_env, log=None)
+    model_key = order.model_key
     url = server.url.rstrip("/").removesuffix("/v1")
     key = api_key(server.api_key_env)
 
@@ -48,40 +41,28 @@ def start(
     try:
         wait_until_ready(
             url,
-            model.served_name,
+            handle.served_name,
             api_key=key,
-            endpoints=endpoints_of(model),
+            endpoints=endpoints_of(order.model),
             timeout_s=server.start_timeout_s,
             progress=progress,
         )
     except ServerError as error:
         raise ServerError(f"{model_key}: {url}: {error}") from error
-    stack = endpoint_stack(url, key)
-    scale = stack["time_scale"] or 1.0
-    metrics_url = server.metrics_url or f"{url}/metrics"
+    handle.reached_at(url, server.metrics_url)
+    handle.stack = endpoint_stack(url, key)
+    handle.simulated = handle.stack["simulated"]
+    handle.clock_scale = scale = handle.stack["time_scale"] or 1.0
     if server.quiet_s:
         try:
             quiet = wait_until_quiet(
-                metrics_url, key, server.quiet_s / scale, server.quiet_patience_s / scale
+                handle.metrics_url, key, server.quiet_s / scale, server.quiet_patience_s / scale
             )
         except ServerError as error:
             raise ServerError(f"{model_key}: {url}: {error}") from error
         if quiet is None:
             log.warning("%s: %s tells no metrics: whether others use it cannot be checked", model_key, url)
-    handle = Handle(
-        kind="endpoint",
-        model=model_key,
-        url=url,
-        metrics_url=metrics_url,
-        served_name=model.served_name,
-        api_key_env=server.api_key_env,
-        simulated=stack["simulated"],
-        clock_scale=scale,
-        stack=stack,
-        server_id=uuid.uuid4().hex,
-        state=str(state_file(folder, model_key)),
-    )
-    write_state(Path(str(handle.state)), started_here(handle, owner, model.accelerator, READY))
+    write_state(started_here(handle, order.owner, order.model.accelerator, READY))
     return handle
 
 
@@ -109,16 +90,16 @@ def kill_switch(server: EndpointServer) -> str | None:
     return f"the file {path} exists" if path is not None and Path(path).exists() else None
 
 
-def tail(handle: Handle, lines: int = 40) -> str:  # noqa: ARG001 - the protocol's
+def tail(handle: Handle, lines: int = 40) -> str:  # noqa: ARG001 - asked of every kind alike
     """Nothing: its log is somebody else's."""
     return ""
 
 
-def running(handle: Handle) -> None:  # noqa: ARG001 - the protocol's
+def running(handle: Handle) -> None:  # noqa: ARG001 - asked of every kind alike
     """Unknown: it is somebody else's."""
     return
 
 
-def owned(folder: Path) -> list[ServerState]:  # noqa: ARG001 - the protocol's
+def owned(folder: Path) -> list[ServerState]:  # noqa: ARG001 - asked of every kind alike
     """None: we start none."""
     return []

@@ -14,3 +14,8 @@ def api_key(name: str | None) -> str | None:
     if not (value := os.environ.get(name)):
         raise ConfigError(f"environment variable {name} (server.api_key_env) is not set")
     return value
+
+
+def key_if_set(name: str | None) -> str | None:
+    """The API key in that variable, to be masked; ``None`` without one."""
+    return os.environ.get(name) if name else None

@@ -18,30 +18,27 @@ import logging
 import os
 import re
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from include.capacity.config import KubernetesServer, Model, parse_yaml
+from include.capacity.config import KubernetesServer, parse_yaml
 from include.capacity.errors import ConfigError, ServerDied, ServerError
 from include.capacity.redact import MASK, redact_text
-from include.capacity.results.store import safe_name
-from include.capacity.servers import process
-from include.capacity.servers import stack as stacks
-from include.capacity.servers.base import PROJECT, Handle, Owner, RunIsOver, run_name
-from include.capacity.servers.key import api_key
-from include.capacity.servers.ready import PROGRESS_EVERY_S, wait_or_tell
-from include.capacity.servers.stale import clear_accelerator
+from include.capacity.servers.base import PROJECT, Handle
+from include.capacity.servers.key import api_key, key_if_set
+from include.capacity.servers.logs import keep_log, last_lines, log_tail
+from include.capacity.servers.order import Order
+from include.capacity.servers.ready import PROGRESS_EVERY_S
 from include.capacity.servers.state import (
-    READY,
+    WHOLE,
     ServerState,
     forget,
+    from_mark,
+    marks,
     read_states,
     started_here,
-    state_file,
-    write_state,
 )
 
 log = logging.getLogger(__name__)
@@ -71,89 +68,53 @@ HOPELESS = (
 # -- the protocol
 
 
-def start(
-    model_key: str,
-    model: Model,
-    owner: Owner,
-    folder: Path,
-    *,
-    run_is_over: RunIsOver | None = None,
-) -> Handle:
+def start(order: Order) -> Handle:
     """Create the Deployment and Service and wait until the server is ready; see :class:`ServerKind`."""
-    server = model.server
-    if not isinstance(server, KubernetesServer):
-        raise ConfigError(f"models.{model_key}.server: expected kind kubernetes, found {server.kind}")
+    server = order.settings(KubernetesServer)
+    model_key = order.model_key
     inside = server.context is None and IN_CLUSTER in os.environ
     if server.url is None and not inside:
         raise ConfigError(f"models.{model_key}.server.url: needed outside the cluster, found nothing")
     key = api_key(server.api_key_env)
-    command = process.command_line(model_key, model, server.command)
-    server_id = uuid.uuid4().hex
-    name = f"capacity-{server_id[:12]}"
-    url = server.url or f"http://{name}.{server.namespace}.svc:{server.container_port}"
-    handle = Handle(
-        kind="kubernetes",
-        model=model_key,
-        url=url.rstrip("/"),
-        metrics_url=f"{url.rstrip('/')}/metrics",
-        served_name=model.served_name,
+    command = order.command(server.command)
+    handle = order.handle(
+        server.kind,
         api_key_env=server.api_key_env,
-        server_id=server_id,
-        log=str(folder.resolve() / f"{safe_name(model_key)}.{server_id}.log"),
-        state=str(state_file(folder, model_key)),
         stop_timeout_s=server.stop_timeout_s,
         namespace=server.namespace,
         context=server.context,
     )
-    values = {
-        "source": model.source,
-        "served_name": model.served_name,
-        "revision": model.revision or "",
-        "host": "0.0.0.0",  # of the pod
-        "port": str(server.container_port),
-    }
-    state = started_here(handle, owner, model.accelerator)
-    deployment, service = render(server, name, process.fill(command, values), state)
+    name = f"capacity-{handle.server_id[:12]}"
+    url = server.url or f"http://{name}.{server.namespace}.svc:{server.container_port}"
+    handle.reached_at(url.rstrip("/"))
+    line = order.filled(command, "0.0.0.0", server.container_port)  # all addresses of the pod
+    deployment, service = render(
+        server, name, line, started_here(handle, order.owner, order.model.accelerator)
+    )
     began = time.monotonic()
     with cluster(handle) as api:
-        clear_accelerator(model_key, model.accelerator, owner, folder, run_is_over)
-        process.remove_old_logs(folder, model_key)
-        write_state(Path(str(handle.state)), state)
-        try:
+        order.clear_accelerator()
+        with order.bring_up(handle, stop):
             api.apps.create_namespaced_deployment(server.namespace, deployment, **WITHIN)
             api.core.create_namespaced_service(server.namespace, service, **WITHIN)
             log.info("%s: deployment %s in namespace %s", model_key, name, server.namespace)
             pod = _wait_for_pod(api, handle, server, key)
-            wait_or_tell(
+            order.wait(
                 handle,
-                endpoints=process.endpoints_of(model),
-                api_key=key,
                 timeout_s=max(1.0, server.start_timeout_s - (time.monotonic() - began)),
                 check=_throttled(lambda: _refuse_hopeless(api, handle, server, time.monotonic())),
                 last_lines=lambda lines: _said(api, handle, lines, key),
                 where=f"deployment {name}",
             )
             _keep_log(api, handle, key)
-            handle.stack = stacks.launched_stack(
-                kind="kubernetes",
-                url=handle.url,
-                api_key=key,
-                source=model.source,
-                revision=model.revision,
+            order.record(
+                handle,
                 args=command,
                 env={**server.env, **dict.fromkeys(server.secret_env, MASK)},
-                log_head=process.log_head(Path(str(handle.log))),
                 packages=None,  # the image's digest stands for them
                 accelerators=_accelerators(api, pod, server),
                 image=_image(pod, server.image),
             )
-            handle.simulated = handle.stack["simulated"]
-            handle.clock_scale = handle.stack["time_scale"] or 1.0
-            state.status = READY
-            write_state(Path(str(handle.state)), state)
-        except BaseException:  # also a cancelled task must leave nothing behind
-            stop(handle)
-            raise
     log.info("%s: ready at %s, deployment %s", model_key, handle.url, name)
     return handle
 
@@ -167,7 +128,7 @@ def stop(handle: Handle) -> None:
             _pods(api, handle),
         )
         if pods:
-            _keep_log(api, handle, process.key_if_set(handle.api_key_env))
+            _keep_log(api, handle, key_if_set(handle.api_key_env))
         for item in deployments:
             with _already_gone():
                 api.apps.delete_namespaced_deployment(
@@ -195,11 +156,11 @@ def alive(handle: Handle) -> bool:
 
 def tail(handle: Handle, lines: int = 40) -> str:
     """The last lines of its log, secrets masked: the pod's, or what was kept of it."""
-    key = process.key_if_set(handle.api_key_env)
+    key = key_if_set(handle.api_key_env)
     with cluster(handle) as api:
         if _pods(api, handle):
             return _said(api, handle, lines, key)
-    return process.log_tail(Path(handle.log), lines, key) if handle.log else ""
+    return log_tail(Path(handle.log), lines, key) if handle.log else ""
 
 
 def running(handle: Handle) -> int | None:
@@ -223,18 +184,13 @@ def owned(folder: Path) -> list[ServerState]:
     found = []
     for context, namespace in sorted(places, key=str):
         place = Handle(
-            kind="kubernetes",
-            model="(any model)",
-            url="",
-            metrics_url="",
-            served_name="",
-            context=context,
-            namespace=namespace,
+            kind="kubernetes", model="(any model)", served_name="", context=context, namespace=namespace
         )
         with cluster(place) as api:
-            listed = api.apps.list_namespaced_deployment(namespace, label_selector=SERVER_ID, **WITHIN)
-        found += [state for state in map(_from_notes, listed.items) if state is not None]
-    return [item for item in found if Path(str(item.handle.state)).is_relative_to(folder.resolve())]
+            found += api.apps.list_namespaced_deployment(namespace, label_selector=SERVER_ID, **WITHIN).items
+    notes = [(item.metadata.name, (item.metadata.annotations or {}).get(NOTES, "")) for item in found]
+    states = [from_mark(text, f"deployment {name}", folder) for name, text in notes]
+    return [state for state in states if state is not None]
 
 
 # -- what the cluster is asked for
@@ -301,7 +257,7 @@ def render(
         for item in (deployment, service):
             item["metadata"] |= {"name": name, "namespace": server.namespace}
             notes = item["metadata"].get("annotations") or {}
-            item["metadata"]["annotations"] = {**notes, NOTES: _notes(state)}
+            item["metadata"]["annotations"] = {**notes, NOTES: marks(state)[WHOLE]}
         chosen = deployment["spec"]["selector"]["matchLabels"], service["spec"]["selector"]
         if any(selector.get(SERVER_ID) != state.handle.server_id for selector in chosen):
             raise ConfigError(f"{path}: both selectors need the template's value `selector`")
@@ -326,13 +282,7 @@ def _check(deployment: dict[str, Any], service: dict[str, Any], path: Path) -> N
 
 def labels(state: ServerState) -> dict[str, str]:
     """Whose it is, for ``kubectl get -l``; the true values are in the annotation."""
-    return {
-        SERVER_ID: state.handle.server_id,
-        "capacity-run": label(run_name(state.owner)),
-        "capacity-dag": label(state.owner.get("dag_id") or ""),
-        "capacity-model": label(state.handle.model),
-        "capacity-accelerator": label(state.accelerator),
-    }
+    return {f"capacity-{name}": label(value) for name, value in marks(state).items() if name != WHOLE}
 
 
 def label(value: str) -> str:
@@ -341,21 +291,6 @@ def label(value: str) -> str:
     if plain == value:
         return value
     return f"{plain}-{hashlib.sha256(value.encode()).hexdigest()[:10]}".lstrip("-")
-
-
-def _notes(state: ServerState) -> str:
-    from dataclasses import asdict
-
-    return json.dumps(asdict(state))
-
-
-def _from_notes(deployment: Any) -> ServerState | None:
-    try:
-        data = json.loads(deployment.metadata.annotations[NOTES])
-        return ServerState(**{**data, "handle": Handle.from_json(data["handle"])})
-    except (KeyError, TypeError, ValueError) as error:
-        log.error("deployment %s: not annotated as ours are: %s", deployment.metadata.name, error)
-        return None
 
 
 # -- the cluster
@@ -556,16 +491,13 @@ def _log_text(api: _Api, handle: Handle, lines: int | None) -> str:
 
 
 def _said(api: _Api, handle: Handle, lines: int, key: str | None) -> str:
-    return redact_text("\n".join(_log_text(api, handle, lines).splitlines()[-lines:]), [key])
+    return last_lines(_log_text(api, handle, lines), lines, key)
 
 
 def _keep_log(api: _Api, handle: Handle, key: str | None) -> None:
-    """Copy the log to the server folder, whole or not at all."""
-    path = Path(str(handle.log))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(redact_text(_log_text(api, handle, None), [key]), encoding="utf-8")
-    part.replace(path)
+    """Copy the log to the server folder."""
+    text = redact_text(_log_text(api, handle, None), [key])
+    keep_log(Path(str(handle.log)), [text.encode("utf-8")])
 
 
 def _image(pod: Any, name: str) -> dict[str, str | None]:

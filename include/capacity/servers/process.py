@@ -22,7 +22,6 @@ import signal
 import socket
 import subprocess
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,39 +29,29 @@ from typing import Any
 
 import psutil
 
-from include.capacity.config import Model, ProcessServer
+from include.capacity.config import ProcessServer
 from include.capacity.errors import ConfigError, ServerDied, ServerError
-from include.capacity.redact import redact_text
-from include.capacity.results.store import safe_name
 from include.capacity.servers import stack as stacks
-from include.capacity.servers.base import PROJECT, Handle, Owner, RunIsOver
+from include.capacity.servers.base import PROJECT, Handle
 from include.capacity.servers.devices import refuse_in_use
-from include.capacity.servers.key import api_key
-from include.capacity.servers.ready import wait_or_tell
-from include.capacity.servers.stale import clear_accelerator
+from include.capacity.servers.key import api_key, key_if_set
+from include.capacity.servers.logs import log_tail
+from include.capacity.servers.order import Order
 from include.capacity.servers.state import (
-    READY,
+    MARK,
+    WHOLE,
     ServerState,
     forget,
+    from_mark,
+    marks,
     same_process,
-    started_here,
-    state_file,
     this_host,
     write_state,
 )
 
 log = logging.getLogger(__name__)
 
-ID_ENV = "CAPACITY_SERVER_ID"
-"""Marks every process of a server; :func:`marks` has the others."""
-
 KILL_PATIENCE_S = 20.0
-KEEP_LOGS = 10
-"""Logs kept of each model; older ones are removed at the next start."""
-TAIL_BYTES = 64 * 1024
-HEAD_BYTES = 4 * 1024 * 1024
-
-_PLACEHOLDER = re.compile(r"\{(source|served_name|host|port|revision)\}")
 _OURS_ALONE = re.compile(r"_?AIRFLOW|PYTHONPATH$|PYTHONHOME$|VLLM_API_KEY$|CAPACITY_")
 """Variables that servers do not inherit: Airflow's (they hold secrets) and those of our own Python."""
 
@@ -83,7 +72,6 @@ class Launch:
     stop_timeout_s: float
     env: Mapping[str, str] = field(default_factory=dict)
     api_key_env: str | None = None
-    endpoints: Sequence[str] = ("chat",)
     shown: Sequence[str] | None = None
     """What the stack shows as arguments; ``command`` unless given."""
     known: Mapping[str, Any] = field(default_factory=dict)
@@ -95,30 +83,20 @@ class Launch:
 # -- the protocol
 
 
-def start(
-    model_key: str,
-    model: Model,
-    owner: Owner,
-    folder: Path,
-    *,
-    run_is_over: RunIsOver | None = None,
-) -> Handle:
+def start(order: Order) -> Handle:
     """Start the configured command and wait until it is ready; see :class:`ServerKind`."""
-    server = model.server
-    if not isinstance(server, ProcessServer):
-        raise ConfigError(f"models.{model_key}.server: expected kind process, found {server.kind}")
+    server = order.settings(ProcessServer)
     launched = Launch(
-        kind="process",
-        command=command_line(model_key, model, server.command),
+        kind=server.kind,
+        command=order.command(server.command),
         host=server.host,
         port=server.port,
         start_timeout_s=server.start_timeout_s,
         stop_timeout_s=server.stop_timeout_s,
         env=server.env,
         api_key_env=server.api_key_env,
-        endpoints=endpoints_of(model),
     )
-    return launch(launched, model_key, model, owner, folder, run_is_over)
+    return launch(order, launched)
 
 
 def stop(handle: Handle) -> None:
@@ -164,52 +142,38 @@ def owned(folder: Path) -> list[ServerState]:
     return marked("process", folder)
 
 
-# -- the command
+# -- starting
 
 
-def command_line(model_key: str, model: Model, configured: Sequence[str]) -> list[str]:
-    """The configured command; with vLLM's arguments appended where it mentions no ``{port}``.
-
-    Placeholders are left in. ConfigError for what would be read as an option or shown to everybody.
-    """
-    where = f"models.{model_key}"
-    command = list(configured)
-    if not any("{port}" in arg for arg in command):
-        command += ["--host", "{host}", "--port", "{port}", "--served-model-name", "{served_name}"]
-        command += ["--revision", "{revision}"] if model.revision else []
-        command += model.vllm_args
-    for arg in command:
-        if "\0" in arg:
-            raise ConfigError(f"{where}: argument {arg!r} holds a zero byte")
-        if _shows_secret(arg):
-            shown = arg.partition("=")[0] if arg.startswith("-") else "an argument"
-            raise ConfigError(
-                f"{where}: {shown} shows a secret in process lists; name the API key's variable in "
-                "server.api_key_env, and keep tokens in the environment"
-            )
-    used = {name for arg in command for name in _PLACEHOLDER.findall(arg)}
-    for name, value in {
-        "source": model.source,
-        "served_name": model.served_name,
-        "revision": model.revision,
-    }.items():
-        if name in used and not value:
-            raise ConfigError(f"{where}.{name}: the server's command needs it, found nothing")
-        if value and (value.startswith("-") or "\0" in value):
-            raise ConfigError(f"{where}.{name}: {value!r} would be read as an option")
-    return command
-
-
-def _shows_secret(arg: str) -> bool:
-    """Whether an argument is, or brings, a secret; vLLM takes options cut short, and ``_`` for ``-``, too."""
-    option = arg.partition("=")[0].replace("_", "-")
-    cut_short = any(full.startswith(option) and len(option) >= 6 for full in ("--api-key", "--hf-token"))
-    return cut_short or redact_text(arg) != arg
-
-
-def fill(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """The command with its placeholders filled in; other braces stay as they are."""
-    return [_PLACEHOLDER.sub(lambda match: values[match.group(1)], arg) for arg in command]
+def launch(order: Order, launched: Launch) -> Handle:
+    """Start a server process and wait until it is ready (the part that simulators share)."""
+    key = api_key(launched.api_key_env)
+    order.clear_accelerator()
+    if launched.uses_accelerator:
+        refuse_in_use(order.model_key, {**os.environ, **launched.env})
+    port = check_port(launched.host, launched.port, order.model_key)
+    handle = order.handle(
+        launched.kind,
+        api_key_env=launched.api_key_env,
+        host=this_host(),
+        stop_timeout_s=launched.stop_timeout_s,
+    )
+    handle.reached_at(_url(launched.host, port))
+    with order.bring_up(handle, stop) as state:
+        env = server_env(os.environ, launched.env, key) | {env_mark(k): v for k, v in marks(state).items()}
+        child = _spawn(order.filled(launched.command, launched.host, port), env, handle)
+        write_state(state)
+        _wait(child, order, handle, launched, key)
+        order.record(
+            handle,
+            args=launched.command if launched.shown is None else launched.shown,
+            env=launched.env,
+            packages=stacks.package_versions(stacks.interpreter_of(child.pid)),
+            accelerators=stacks.accelerators(stacks.visible(env)),
+        )
+        handle.stack |= launched.known
+    log.info("%s: ready at %s, pid %s, log %s", order.model_key, handle.url, handle.pid, handle.log)
+    return handle
 
 
 def server_env(base: Mapping[str, str], extra: Mapping[str, str], api_key: str | None) -> dict[str, str]:
@@ -222,81 +186,6 @@ def server_env(base: Mapping[str, str], extra: Mapping[str, str], api_key: str |
     if api_key is not None:
         env["VLLM_API_KEY"] = api_key
     return env
-
-
-def endpoints_of(model: Model) -> list[str]:
-    """The API endpoints that the model's classes will load."""
-    return sorted({item.workload.endpoint for item in model.classes.values()}) or ["chat"]
-
-
-# -- starting
-
-
-def launch(
-    launched: Launch,
-    model_key: str,
-    model: Model,
-    owner: Owner,
-    folder: Path,
-    run_is_over: RunIsOver | None,
-) -> Handle:
-    """Start a server process and wait until it is ready (the part that simulators share)."""
-    key = api_key(launched.api_key_env)
-    clear_accelerator(model_key, model.accelerator, owner, folder, run_is_over)
-    if launched.uses_accelerator:
-        refuse_in_use(model_key, {**os.environ, **launched.env})
-    port = check_port(launched.host, launched.port, model_key)
-    server_id = uuid.uuid4().hex
-    handle = Handle(
-        kind=launched.kind,
-        model=model_key,
-        url=_url(launched.host, port),
-        metrics_url=f"{_url(launched.host, port)}/metrics",
-        served_name=model.served_name,
-        api_key_env=launched.api_key_env,
-        server_id=server_id,
-        host=this_host(),
-        log=str(folder.resolve() / f"{safe_name(model_key)}.{server_id}.log"),
-        state=str(state_file(folder, model_key)),
-        stop_timeout_s=launched.stop_timeout_s,
-    )
-    state = started_here(handle, owner, model.accelerator)
-    values = {
-        "source": model.source,
-        "served_name": model.served_name,
-        "revision": model.revision or "",
-        "host": launched.host,
-        "port": str(port),
-    }
-    env = server_env(os.environ, launched.env, key) | marks(state)
-    remove_old_logs(folder, model_key)
-    write_state(Path(str(handle.state)), state)
-    try:
-        child = _spawn(fill(launched.command, values), env, handle)
-        write_state(Path(str(handle.state)), state)
-        _wait(child, handle, launched, key)
-        handle.stack = stacks.launched_stack(
-            kind=launched.kind,
-            url=handle.url,
-            api_key=key,
-            source=model.source,
-            revision=model.revision,
-            args=launched.command if launched.shown is None else launched.shown,
-            env=launched.env,
-            log_head=log_head(Path(str(handle.log))),
-            packages=stacks.package_versions(stacks.interpreter_of(child.pid)),
-            accelerators=stacks.accelerators(stacks.visible(env)),
-        )
-        handle.stack |= launched.known
-        handle.simulated = handle.stack["simulated"]
-        handle.clock_scale = handle.stack["time_scale"] or 1.0
-        state.status = READY
-        write_state(Path(str(handle.state)), state)
-    except BaseException:  # also a cancelled task must leave nothing behind
-        stop(handle)
-        raise
-    log.info("%s: ready at %s, pid %s, log %s", model_key, handle.url, handle.pid, handle.log)
-    return handle
 
 
 def check_port(host: str, port: int, model_key: str) -> int:
@@ -356,7 +245,9 @@ def _spawn(command: list[str], env: dict[str, str], handle: Handle) -> subproces
     return child
 
 
-def _wait(child: subprocess.Popen[bytes], handle: Handle, launched: Launch, key: str | None) -> None:
+def _wait(
+    child: subprocess.Popen[bytes], order: Order, handle: Handle, launched: Launch, key: str | None
+) -> None:
     """Wait until ready; errors carry the tail of the log."""
     began = time.monotonic()
     path = Path(str(handle.log))
@@ -369,10 +260,8 @@ def _wait(child: subprocess.Popen[bytes], handle: Handle, launched: Launch, key:
                 how += " (out of memory?)"
             raise ServerDied(f"{handle.model}: the server ended {how} after {time.monotonic() - began:.1f} s")
 
-    wait_or_tell(
+    order.wait(
         handle,
-        endpoints=launched.endpoints,
-        api_key=key,
         timeout_s=launched.start_timeout_s,
         check=check,
         last_lines=lambda lines: log_tail(path, lines, key),
@@ -410,20 +299,9 @@ def members(handle: Handle) -> list[psutil.Process]:
     return [process for process in found.values() if _runs(process)]
 
 
-def marks(state: ServerState) -> dict[str, str]:
-    """What the environment of a server's processes says about whose they are; :func:`marked` reads it."""
-    return {
-        ID_ENV: state.handle.server_id,
-        "CAPACITY_KIND": state.handle.kind,
-        "CAPACITY_RUN_ID": state.owner["run_id"],
-        "CAPACITY_DAG_ID": state.owner.get("dag_id") or "",
-        "CAPACITY_MODEL": state.owner["model"],
-        "CAPACITY_ACCELERATOR": state.accelerator,
-        "CAPACITY_STATE_FILE": str(state.handle.state),
-        "CAPACITY_LOG": str(state.handle.log),
-        "CAPACITY_STARTER": f"{state.starter_pid} {state.starter_started_at} {state.starter_host}",
-        "CAPACITY_STARTED": state.created_at,
-    }
+def env_mark(name: str) -> str:
+    """The environment variable in which a server's processes carry a mark (:func:`.state.marks`)."""
+    return f"CAPACITY_{name.upper().replace('-', '_')}"
 
 
 def marked(kind: str, folder: Path) -> list[ServerState]:
@@ -431,14 +309,14 @@ def marked(kind: str, folder: Path) -> list[ServerState]:
     found: dict[str, ServerState] = {}
     for process in psutil.process_iter():
         try:
-            env = process.environ()
-            if env.get("CAPACITY_KIND") != kind or not _runs(process):
+            told = process.environ().get(env_mark(WHOLE))
+            if told is None or not _runs(process):
                 continue
             started_at = process.create_time()
         except (psutil.Error, OSError):  # ended, not ours to look at, or a kernel thread
             continue
-        state = _from_marks(env)
-        if state is None or not Path(str(state.handle.state)).is_relative_to(folder.resolve()):
+        state = from_mark(told, f"pid {process.pid}", folder)
+        if state is None or state.handle.kind != kind:
             continue
         known = found.setdefault(state.handle.server_id, state)
         if known.handle.pid_started_at is None or started_at < known.handle.pid_started_at:
@@ -446,43 +324,12 @@ def marked(kind: str, folder: Path) -> list[ServerState]:
     return list(found.values())
 
 
-def _from_marks(env: Mapping[str, str]) -> ServerState | None:
-    """The server that an environment tells of; ``None`` if its marks are not those that we make."""
-    try:
-        pid, started_at, host = env["CAPACITY_STARTER"].split(" ", 2)
-        owner: Owner = {"run_id": env["CAPACITY_RUN_ID"], "model": env["CAPACITY_MODEL"]}
-        if env["CAPACITY_DAG_ID"]:
-            owner["dag_id"] = env["CAPACITY_DAG_ID"]
-        return ServerState(
-            status=READY,
-            owner=owner,
-            accelerator=env["CAPACITY_ACCELERATOR"],
-            starter_pid=int(pid),
-            starter_started_at=float(started_at),
-            starter_host=host,
-            created_at=env["CAPACITY_STARTED"],
-            handle=Handle(
-                kind=env["CAPACITY_KIND"],
-                model=env["CAPACITY_MODEL"],
-                url="",
-                metrics_url="",
-                served_name="",
-                server_id=env[ID_ENV],
-                host=this_host(),
-                state=env["CAPACITY_STATE_FILE"],
-                log=env["CAPACITY_LOG"],
-            ),
-        )
-    except (KeyError, ValueError):
-        return None
-
-
 def _marked(process: psutil.Process, handle: Handle) -> bool:
     """Whether a process carries the server's id, or writes to its log."""
     if not handle.server_id:
         return False
     try:
-        if process.environ().get(ID_ENV) == handle.server_id:
+        if process.environ().get(MARK) == handle.server_id:
             return True
     except (psutil.Error, OSError):  # ended, not ours to look at, or a kernel thread
         pass
@@ -537,39 +384,6 @@ def _wait_for(server_id: str) -> None:
 
 
 # -- small things
-
-
-def log_tail(path: Path, lines: int, *secrets: str | None) -> str:
-    """The last lines of a log, secrets masked; empty if there is none."""
-    try:
-        size = path.stat().st_size
-    except OSError:
-        return ""
-    text = _read(path, max(0, size - TAIL_BYTES), TAIL_BYTES)
-    return redact_text("\n".join(text.splitlines()[-lines:]), secrets)
-
-
-def log_head(path: Path) -> str:
-    """The beginning of a log, where a server tells what it found at its start."""
-    return _read(path, 0, HEAD_BYTES)
-
-
-def _read(path: Path, offset: int, size: int) -> str:
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(size).decode("utf-8", "replace")
-
-
-def remove_old_logs(folder: Path, model_key: str) -> None:
-    """Keep the last few logs of a model."""
-    logs = folder.glob(f"{safe_name(model_key)}.{'[0-9a-f]' * 32}.log")
-    for old in sorted(logs, key=lambda path: path.stat().st_mtime)[: -KEEP_LOGS + 1]:
-        old.unlink(missing_ok=True)
-
-
-def key_if_set(name: str | None) -> str | None:
-    """The API key in that variable, to be masked; ``None`` without one."""
-    return os.environ.get(name) if name else None
 
 
 def _named(process: psutil.Process) -> str:

@@ -5,38 +5,30 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from include.capacity.config import Model, SimulatorServer
+from include.capacity.config import SimulatorServer
 from include.capacity.errors import ConfigError
 from include.capacity.servers import process
-from include.capacity.servers.base import Handle, Owner, RunIsOver
+from include.capacity.servers.base import Handle
+from include.capacity.servers.order import Order
 from include.capacity.servers.stack import digest
 from include.capacity.servers.state import ServerState
 
 STOP_TIMEOUT_S = 10.0
 
 
-def start(
-    model_key: str,
-    model: Model,
-    owner: Owner,
-    folder: Path,
-    *,
-    run_is_over: RunIsOver | None = None,
-) -> Handle:
+def start(order: Order) -> Handle:
     """Serve the profile and wait until it is ready; see :class:`ServerKind`.
 
     The handle's ``clock_scale`` is the profile's time scale, as the server itself tells it.
     """
     from include.capacity.simulator.profile import load_profile  # only where something is simulated
 
-    server = model.server
-    if not isinstance(server, SimulatorServer):
-        raise ConfigError(f"models.{model_key}.server: expected kind simulator, found {server.kind}")
+    server = order.settings(SimulatorServer)
     profile = load_profile(server.profile)
     is_file = Path(server.profile).is_file()
     named = str(Path(server.profile).absolute()) if is_file else server.profile
     launched = process.Launch(
-        kind="simulator",
+        kind=server.kind,
         command=[
             *(sys.executable, "-m", "include.capacity.simulator", "--profile", named),
             *("--host", "{host}", "--port", "{port}", "--served-model-name={served_name}"),
@@ -45,15 +37,16 @@ def start(
         port=server.port,
         start_timeout_s=server.start_timeout_s,
         stop_timeout_s=STOP_TIMEOUT_S,
-        endpoints=process.endpoints_of(model),
         shown=["--profile", server.profile],
         uses_accelerator=False,
         known={"profile_digest": digest(profile.model_dump_json())},
     )
-    handle = process.launch(launched, model_key, model, owner, folder, run_is_over)
+    handle = process.launch(order, launched)
     if not handle.simulated:
         stop(handle)
-        raise ConfigError(f"models.{model_key}: the simulator at {handle.url} does not say that it is one")
+        raise ConfigError(
+            f"models.{order.model_key}: the simulator at {handle.url} does not say that it is one"
+        )
     return handle
 
 

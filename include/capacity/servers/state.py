@@ -22,12 +22,16 @@ import psutil
 
 from include.capacity.errors import DataError, ServerError
 from include.capacity.results.store import safe_name
-from include.capacity.servers.base import Handle, Owner, state_folder
+from include.capacity.servers.base import Handle, Owner, run_name, state_folder
 
 log = logging.getLogger(__name__)
 
 SUFFIX = ".server.json"
 STARTING, READY = "starting", "ready"
+MARK = "CAPACITY_SERVER_ID"
+"""The environment variable that every process of a server carries."""
+WHOLE = "server-state"
+"""The mark that holds the whole state, JSON."""
 CLOCK_TOLERANCE_S = 1.0
 """Start times of one process read twice differ by less, also when the clock is slewed."""
 
@@ -75,9 +79,47 @@ def started_here(handle: Handle, owner: Owner, accelerator: str, status: str = S
     )
 
 
-def write_state(path: Path, state: ServerState) -> None:
+def write_state(state: ServerState) -> None:
     """Write a server's state file whole."""
-    write_json(path, asdict(state))
+    write_json(Path(str(state.handle.state)), asdict(state))
+
+
+def marks(state: ServerState) -> dict[str, str]:
+    """What a server carries with it (in its environment, labels, annotations) about whose it is.
+
+    The names are for people; ``WHOLE`` is for :func:`from_mark`. No secret is in them.
+    """
+    return {
+        "server-id": state.handle.server_id,
+        "owner": run_name(state.owner),
+        "run-id": state.owner["run_id"],
+        "dag-id": state.owner.get("dag_id") or "",
+        "model": state.handle.model,
+        "accelerator": state.accelerator,
+        WHOLE: json.dumps(asdict(state)),
+    }
+
+
+def from_mark(text: str, where: str, folder: Path) -> ServerState | None:
+    """The server that a mark tells of; None if it is another installation's, or no mark of ours (logged).
+
+    A mark is made before the server is up and does not tell how far it has come since: it counts as ready,
+    so that nobody takes it for half-started.
+    """
+    try:
+        state = _parsed(text)
+    except (ValueError, TypeError, KeyError) as error:
+        log.error("%s: not marked as ours are: %s", where, error)
+        return None
+    if not Path(str(state.handle.state)).is_relative_to(folder.resolve()):
+        return None
+    state.status = READY
+    return state
+
+
+def _parsed(text: str) -> ServerState:
+    data = json.loads(text)
+    return ServerState(**{**data, "handle": Handle.from_json(data["handle"])})
 
 
 def state_file(folder: Path, model_key: str) -> Path:
@@ -119,8 +161,7 @@ def read_states(folder: Path, pattern: str = "") -> list[ServerState]:
 def read_state(path: Path) -> ServerState:
     """One state file; DataError if it is not one."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return ServerState(**{**data, "handle": Handle.from_json(data["handle"])})
+        return _parsed(path.read_text(encoding="utf-8"))
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path}: not a server's state file: {error}") from error
 
