@@ -32,6 +32,7 @@ COMPLETION_WITHIN_S = 60.0
 """For one try; the first completion of a cold server may take several."""
 COMPLETION_TOKENS = 4
 PROBE_WITHIN_S = 5.0
+NOTHING = "nothing yet"
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 Progress = Callable[[str, float, str], None]
@@ -59,7 +60,7 @@ def wait_until_ready(
     with httpx.Client(base_url=url, headers=headers, trust_env=False) as client:
         for stage, method, path, body, judge in _stages(served_name, endpoints):
             within_s = COMPLETION_WITHIN_S if body else ANSWER_WITHIN_S
-            seen: str | None = "nothing yet"
+            seen: str | None = NOTHING
             while True:
                 left_s = began + timeout_s - time.monotonic()
                 if left_s <= 0:
@@ -72,7 +73,8 @@ def wait_until_ready(
                 except ServerError as error:
                     raise ServerError(redact_text(str(error), [api_key])) from None
                 except httpx.TimeoutException:
-                    seen = "no answer in time"
+                    if left_s >= within_s or seen == NOTHING:  # else it was we who cut it short
+                        seen = "no answer in time"
                 except httpx.HTTPError as error:
                     seen = str(error) or type(error).__name__
                 check()
