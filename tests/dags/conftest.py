@@ -1,4 +1,4 @@
-"""An Airflow of the tests' own: a temporary home with a fresh metadata database."""
+"""An Airflow of the tests' own, in a temporary home."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.dags.runs import ROOT, Airflow
 
 
 @pytest.fixture(scope="session")
 def airflow_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment of a process that uses Airflow; the database is migrated."""
+    """Environment of a process that uses Airflow."""
     home = tmp_path_factory.mktemp("airflow")
-    env = {
+    return {
         **{key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")},
         "PYTHONPATH": str(ROOT),
         "AIRFLOW_HOME": str(home),
@@ -28,15 +29,21 @@ def airflow_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "CAPACITY_STATE": str(home / "state"),
         "CAPACITY_LEASE_POLL_S": "1",
     }
-    subprocess.run(
-        [sys.executable, "-m", "airflow", "db", "migrate"], env=env, cwd=ROOT, check=True, capture_output=True
-    )
-    return env
+
+
+@pytest.fixture(scope="session")
+def airflow(airflow_env: dict[str, str]) -> Iterator[Airflow]:
+    """Runs DAGs, in a process that ends with the tests."""
+    with closing(Airflow(airflow_env)) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
 def in_airflow(airflow_env: dict[str, str]):
-    """Runs a snippet in a Python with Airflow set up; what it prints last as JSON is returned."""
+    """Runs a snippet in a fresh Python that may import Airflow, without a metadata database.
+
+    What it prints last as JSON is returned.
+    """
 
     def run(code: str, timeout: float = 240, **env: str):
         done = subprocess.run(

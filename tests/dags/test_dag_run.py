@@ -9,48 +9,32 @@ import pytest
 
 from include.capacity.publish.publish import verify_manifest
 from include.capacity.results.store import FolderStore
+from tests.dags.runs import Airflow
 
 pytestmark = pytest.mark.slow
 
-RUN = """
-import json
-from airflow.dag_processing.dagbag import DagBag
-conf = {conf}
-dag = DagBag("dags").dags["capacity_sweep"]
-run = dag.test(run_conf=conf)
-from airflow.models.asset import AssetEvent
-from airflow.utils.session import create_session
-with create_session() as session:
-    events = session.query(AssetEvent).filter_by(source_run_id=run.run_id).all()
-    told = [event.extra for event in events]
-print(json.dumps({{"state": str(run.state), "run_id": run.run_id, "told": told,
-    "tasks": {{f"{{ti.task_id}}[{{ti.map_index}}]": str(ti.state) for ti in run.get_task_instances()}}}}))
-"""
 
-
-def dag_test(in_airflow, **conf):
-    return in_airflow(RUN.format(conf=repr(conf)))
-
-
-def test_sweep_of_one_model_is_published_and_its_server_gone(in_airflow, airflow_env, tmp_path: Path) -> None:
+def test_sweep_of_one_model_is_published_and_its_server_gone(
+    airflow: Airflow, airflow_env: dict[str, str], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    result = dag_test(
-        in_airflow,
-        models=["sprinter"],
-        classes=["interactive"],
-        mode="exact",
-        concurrency="2, 4",
-        requests_per_step=40,
-        seconds_per_step=5,
-        publish_to=out.as_uri(),
-    )
+    conf = {
+        "models": ["sprinter"],
+        "classes": ["interactive"],
+        "mode": "exact",
+        "concurrency": "2, 4",
+        "requests_per_step": 40,
+        "seconds_per_step": 5,
+        "publish_to": out.as_uri(),
+    }
+    (result,) = airflow.run("capacity_sweep", conf)
     tasks = result["tasks"]
     assert tasks["sprinter.ladder[0]"] == "success"
     assert tasks["sprinter.ladder[1]"] == "success"
-    assert tasks["sprinter.stop_server[-1]"] == "success"
-    assert tasks["publish[-1]"] == "success"
-    assert tasks["steady.plan[-1]"] == "skipped"
-    assert tasks["steady.ladder[-1]"] == "skipped"
+    assert tasks["sprinter.stop_server"] == "success"
+    assert tasks["publish"] == "success"
+    assert tasks["steady.plan"] == "skipped"
+    assert tasks["steady.ladder"] == "skipped"
 
     store = FolderStore(out)
     prefix = next(key for key in store.keys("runs/") if key.endswith("manifest.json")).rpartition("/")[0]
@@ -79,16 +63,17 @@ def test_sweep_of_one_model_is_published_and_its_server_gone(in_airflow, airflow
     ]
     assert told["url"] == f"{out.as_uri()}/{prefix}"
     assert (told["run"], told["attempt"], told["promoted"]) == (prefix.split("/")[1], 1, False)
-    assert tasks["check_run[-1]"] == "success"
+    assert tasks["check_run"] == "success"
     assert result["state"] == "success"
     assert not store.exists("latest/limits.json")
     assert list(Path(airflow_env["CAPACITY_STATE"]).rglob("*.server.json")) == []
 
 
-def test_a_wrong_parameter_fails_in_plan(in_airflow, tmp_path: Path) -> None:
-    result = dag_test(in_airflow, models=["sprinter"], deadline_s=0.5, publish_to=(tmp_path / "out").as_uri())
+def test_a_wrong_parameter_fails_in_plan(airflow: Airflow, tmp_path: Path) -> None:
+    conf = {"models": ["sprinter"], "deadline_s": 0.5, "publish_to": (tmp_path / "out").as_uri()}
+    (result,) = airflow.run("capacity_sweep", conf)
     assert result["state"] == "failed"
-    assert result["tasks"]["sprinter.plan[-1]"] == "failed"
-    assert result["tasks"]["sprinter.start_server[-1]"] == "upstream_failed"
+    assert result["tasks"]["sprinter.plan"] == "failed"
+    assert result["tasks"]["sprinter.start_server"] == "upstream_failed"
     assert result["told"] == []
     assert not (tmp_path / "out").exists()

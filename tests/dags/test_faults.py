@@ -13,23 +13,9 @@ import pytest
 import yaml
 
 from include.capacity.config import DEFAULT_FLEET
+from tests.dags.runs import ROOT, Airflow
 
 pytestmark = pytest.mark.slow
-
-RUN = """
-import json, logging, sys
-from airflow.dag_processing.dagbag import DagBag
-dag = DagBag("dags").dags["capacity_sweep"]
-run = dag.test(run_conf={conf})
-print(json.dumps({{"state": str(run.state),
-    "tasks": {{ti.task_id: str(ti.state) for ti in run.get_task_instances()}}}}))
-"""
-ROOT = Path(__file__).parents[2]
-IMPORT = """
-import json
-from airflow.dag_processing.dagbag import DagBag
-print(json.dumps(list(DagBag("dags").import_errors.values())))
-"""
 
 
 @pytest.fixture
@@ -81,7 +67,7 @@ def endpoint():
         server.terminate()
 
 
-def test_a_wrong_model_name(in_airflow, fleet, endpoint: str, tmp_path: Path) -> None:
+def test_a_wrong_model_name(airflow: Airflow, fleet, endpoint: str, tmp_path: Path) -> None:
     def misnamed(data) -> None:
         data["models"]["steady"].update(
             served_name="no/such-model", server={"kind": "endpoint", "url": endpoint}
@@ -98,7 +84,7 @@ def test_a_wrong_model_name(in_airflow, fleet, endpoint: str, tmp_path: Path) ->
             },
         ]
 
-    result = in_airflow(RUN.format(conf={}), CAPACITY_FLEET=fleet(misnamed))
+    (result,) = airflow.run("capacity_sweep", {}, CAPACITY_FLEET=fleet(misnamed))
     told = (tmp_path / "told.txt").read_text()
     assert told.startswith("run_failed demo: run manual__")
     assert "- tasks failed: steady.start_server\n" in told
@@ -117,31 +103,17 @@ def test_a_wrong_model_name(in_airflow, fleet, endpoint: str, tmp_path: Path) ->
     assert "sim/steady-8b" in report  # what is served there instead
 
 
-def test_a_notifier_that_is_not_there_shows_before_a_server_starts(in_airflow, fleet, tmp_path: Path) -> None:
+def test_a_notifier_that_is_not_there_shows_before_a_server_starts(
+    airflow: Airflow, fleet, tmp_path: Path
+) -> None:
     file = fleet(lambda data: data.update(notify=[{"notifier": "no.such.Notifier", "on": ["run_failed"]}]))
-    result = in_airflow(RUN.format(conf={}), CAPACITY_FLEET=file)
+    (result,) = airflow.run("capacity_sweep", {}, CAPACITY_FLEET=file)
     assert result["state"] == "failed"
     assert result["tasks"]["steady.plan"] == "failed"
     assert result["tasks"]["steady.start_server"] == "upstream_failed"
 
 
-CHECK = """
-import json
-from include.capacity.config import Notify
-from include.capacity.errors import ConfigError
-from include.capacity.flow.notify import notifier
-said = []
-for name, arguments in {cases}:
-    try:
-        notifier(Notify(notifier=name, on=["run_failed"], arguments=arguments))
-        said.append(None)
-    except ConfigError as error:
-        said.append(str(error))
-print(json.dumps(said))
-"""
-
-
-def test_what_is_wrong_with_a_notifier_is_told(in_airflow) -> None:
+def test_what_is_wrong_with_a_notifier_is_told(airflow: Airflow) -> None:
     cases = [
         ("tests.dags.notifiers.ToFile", {"path": "x", "text": "y"}),
         ("tests.dags.notifiers.ToFile", {"path": "x"}),
@@ -153,7 +125,7 @@ def test_what_is_wrong_with_a_notifier_is_told(in_airflow) -> None:
             {"to": "a@example.org", "from_email": "b"},
         ),
     ]
-    said = in_airflow(CHECK.format(cases=cases))
+    said = airflow.notifier_errors(cases)
     assert said[0] is None
     assert "ToFile: its arguments are refused: " in said[1]
     assert "missing 1 required" in said[1]
@@ -163,13 +135,13 @@ def test_what_is_wrong_with_a_notifier_is_told(in_airflow) -> None:
     assert said[5] is None
 
 
-def test_a_taken_port(in_airflow, fleet, airflow_env, tmp_path: Path) -> None:
+def test_a_taken_port(airflow: Airflow, fleet, airflow_env, tmp_path: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
         file = fleet(lambda data: data["models"]["steady"]["server"].update(port=port))
-        result = in_airflow(RUN.format(conf={}), CAPACITY_FLEET=file)
+        (result,) = airflow.run("capacity_sweep", {}, CAPACITY_FLEET=file)
     assert result["state"] == "failed"
     assert result["tasks"]["steady.start_server"] == "failed"
     assert result["tasks"]["check_run"] == "failed"
@@ -179,7 +151,7 @@ def test_a_taken_port(in_airflow, fleet, airflow_env, tmp_path: Path) -> None:
     assert f"port {port}" in report
 
 
-def test_a_missing_bucket_shows_before_a_server_starts(in_airflow, fleet, tmp_path: Path) -> None:
+def test_a_missing_bucket_shows_before_a_server_starts(airflow: Airflow, fleet, tmp_path: Path) -> None:
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
@@ -193,8 +165,8 @@ def test_a_missing_bucket_shows_before_a_server_starts(in_airflow, fleet, tmp_pa
             "extra": {"endpoint_url": f"http://{host}:{port}", "region_name": "us-east-1"},
         }
         file = fleet(lambda data: data["publish"].update(to="s3://nowhere/limits"))
-        result = in_airflow(
-            RUN.format(conf={}), CAPACITY_FLEET=file, AIRFLOW_CONN_AWS_DEFAULT=json.dumps(connection)
+        (result,) = airflow.run(
+            "capacity_sweep", {}, CAPACITY_FLEET=file, AIRFLOW_CONN_AWS_DEFAULT=json.dumps(connection)
         )
     finally:
         server.stop()
@@ -203,9 +175,9 @@ def test_a_missing_bucket_shows_before_a_server_starts(in_airflow, fleet, tmp_pa
     assert result["tasks"]["steady.start_server"] == "upstream_failed"
 
 
-def test_a_bad_key_in_the_fleet_file_is_an_import_error_that_names_it(in_airflow, fleet) -> None:
+def test_a_bad_key_in_the_fleet_file_is_an_import_error_that_names_it(airflow: Airflow, fleet) -> None:
     file = fleet(lambda data: data["models"]["steady"].update(acelerator="sim-0"))
-    errors = in_airflow(IMPORT, CAPACITY_FLEET=file)
+    errors = airflow.import_errors(CAPACITY_FLEET=file)
     assert len(errors) == 4  # one a DAG file
     for error in errors:
         assert f"{file}: models.steady.acelerator: Extra inputs are not permitted, found 'sim-0'" in error

@@ -8,23 +8,17 @@ import pytest
 
 from include.capacity.publish.publish import verify_manifest
 from include.capacity.results.store import FolderStore
+from tests.dags.runs import Airflow
 
 pytestmark = pytest.mark.slow
 
-RUN = """
-import json
-from airflow.dag_processing.dagbag import DagBag
-run = DagBag("dags").dags["capacity_import"].test(run_conf={conf})
-print(json.dumps({{"state": str(run.state),
-    "tasks": {{ti.task_id: str(ti.state) for ti in run.get_task_instances()}}}}))
-"""
 ONE_WAVE = "model,concurrency,requests,completed,req_per_s,e2e_mean_ms\nm,8,8,8,4,1900\nm,16,16,16,8,1950\n"
 
 
-def test_a_rejected_sweep_is_green_and_published(in_airflow, tmp_path: Path) -> None:
+def test_a_rejected_sweep_is_green_and_published(airflow: Airflow, tmp_path: Path) -> None:
     (tmp_path / "waves.csv").write_text(ONE_WAVE)
     conf = {"path": (tmp_path / "waves.csv").as_uri(), "publish_to": (tmp_path / "out").as_uri()}
-    result = in_airflow(RUN.format(conf=conf))
+    (result,) = airflow.run("capacity_import", conf)
     assert set(result["tasks"].values()) == {"success"}
     assert result["state"] == "success"
     store = FolderStore(tmp_path / "out")
@@ -34,10 +28,10 @@ def test_a_rejected_sweep_is_green_and_published(in_airflow, tmp_path: Path) -> 
     assert store.keys("latest/") == []
 
 
-def test_an_unknown_file_is_red_and_nothing_is_published(in_airflow, tmp_path: Path) -> None:
+def test_an_unknown_file_is_red_and_nothing_is_published(airflow: Airflow, tmp_path: Path) -> None:
     (tmp_path / "notes.json").write_text('{"a": 1}')
     conf = {"path": (tmp_path / "notes.json").as_uri(), "publish_to": (tmp_path / "out").as_uri()}
-    result = in_airflow(RUN.format(conf=conf))
+    (result,) = airflow.run("capacity_import", conf)
     assert result["state"] == "failed"
     assert result["tasks"]["read"] == "failed"
     assert result["tasks"]["publish"] == "upstream_failed"

@@ -10,24 +10,14 @@ import pytest
 from include.capacity.config import DEFAULT_FLEET, ProcessServer, load_fleet
 from include.capacity.servers import Owner, start, stop
 from include.capacity.servers.lease import Lease, leases
+from tests.dags.runs import Airflow
 from tests.servers.conftest import FAKE, MARK, processes_of
 
 pytestmark = pytest.mark.slow
 
-RUN = """
-import json
-from airflow.dag_processing.dagbag import DagBag
-dag = DagBag("dags").dags["capacity_reaper"]
-runs = []
-for conf in {confs}:
-    run = dag.test(run_conf=conf)
-    runs.append(str(run.state))
-print(json.dumps(runs))
-"""
-
 
 def test_what_a_deleted_run_left_is_cleared_away_and_a_living_run_left_alone(
-    in_airflow, airflow_env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    airflow: Airflow, airflow_env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = Path(airflow_env["CAPACITY_STATE"])
     monkeypatch.setenv("CAPACITY_STATE", str(state))
@@ -46,9 +36,11 @@ def test_what_a_deleted_run_left_is_cleared_away_and_a_living_run_left_alone(
     lives = start("cli", beside, {"run_id": "cli", "model": "cli"}, state / "servers/gpu_1/cli")
     try:
         assert Lease("gpu-0", holder="capacity_sweep/gone", model="deleted").acquire()
-        assert in_airflow(RUN.format(confs=[{"dry_run": True}])) == ["success"]
+        (dry,) = airflow.run("capacity_reaper", {"dry_run": True})
+        assert dry["state"] == "success"
         assert {process.pid for process in processes_of(tmp_path)} == {left.pid, lives.pid}
-        assert in_airflow(RUN.format(confs=[{}, {"dryrun": True}])) == ["success", "failed"]
+        runs = airflow.run("capacity_reaper", {}, {"dryrun": True})
+        assert [run["state"] for run in runs] == ["success", "failed"]
         assert {process.pid for process in processes_of(tmp_path)} == {lives.pid}
         assert leases() == []
     finally:
