@@ -147,8 +147,7 @@ class LocalStack:
         self.run("airflow", "db", "migrate")
         for part in AIRFLOW_PARTS:
             self.start_part(part)
-        self.wait("S3 server", self._s3_ready)
-        self.wait("Airflow", self._airflow_ready)
+        self.wait_for_all()
 
     def start_part(self, name: str) -> None:
         """Start one part (again): ``s3``, ``postgres`` or a part of Airflow; does not wait for it."""
@@ -330,23 +329,26 @@ class LocalStack:
         return str(answer.json()["state"])
 
     def servers(self) -> list[str]:
-        """Command lines of the model servers that this installation runs, told by the log they write to."""
-        logs = str(self.home / "state" / "servers")
-        found = []
-        for process in psutil.process_iter():
-            try:
-                output = Path(f"/proc/{process.pid}/fd/1").readlink()
-                if str(output).startswith(logs):
-                    found.append(" ".join(process.cmdline()))
-            except (psutil.Error, OSError):  # it ended meanwhile, or is not ours
-                continue
-        return found
+        """Command lines of the model servers that this installation runs."""
+        return model_servers(self.home / "state")
 
     def tasks(self, dag: str, run: str) -> list[dict[str, Any]]:
         """All task instances of a run."""
         answer = self.api("GET", f"/dags/{dag}/dagRuns/{run}/taskInstances", params={"limit": 1000})
         answer.raise_for_status()
         return list(answer.json()["task_instances"])
+
+
+def model_servers(state: Path) -> list[str]:
+    """Command lines of the model servers of a state folder, told by the log they write to."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if Path(f"/proc/{process.pid}/fd/1").readlink().is_relative_to(state / "servers"):
+                found.append(" ".join(process.cmdline()))
+        except (psutil.Error, OSError):  # it ended meanwhile, or is not ours
+            continue
+    return found
 
 
 def _by_day(fleet: str) -> str:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,27 +11,17 @@ import pytest
 
 from include.capacity.cli import main
 from include.capacity.config import DEFAULT_FLEET
+from tests.simulated import simulated
 
-PROJECT = Path(__file__).parents[2]
 MODEL = "sim/steady-8b"
 STEP = "grid-interactive-c00004-r1"
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A simulated server, run as the README says."""
-    server = subprocess.Popen(
-        [sys.executable, "-m", "include.capacity", "simulate", "--profile", "steady", "--port", "0"],
-        cwd=PROJECT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stdout is not None
-    found = re.search(r"http://\S+", server.stdout.readline())
-    assert found
-    yield found.group()
-    server.send_signal(signal.SIGINT)
-    server.wait(30)
+    """A simulated server."""
+    with simulated("steady") as (url, _):
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 
 from include.capacity.config import DEFAULT_FLEET
-from tests.dags.runs import ROOT, Airflow
+from scripts.local_stack import model_servers
+from tests.dags.runs import Airflow
+from tests.simulated import simulated
 
 pytestmark = pytest.mark.slow
 
@@ -34,18 +33,6 @@ def fleet(tmp_path: Path):
     return write
 
 
-def servers(state: str) -> list[int]:
-    """Pids of this installation's model servers, told by the log they write to."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if str(Path(f"/proc/{process.pid}/fd/1").readlink()).startswith(f"{state}/servers"):
-                found.append(process.pid)
-        except (psutil.Error, OSError):  # it ended meanwhile, or is not ours
-            continue
-    return found
-
-
 def reported(tmp_path: Path) -> tuple[dict, str]:
     """The published limits and report of the one model."""
     folder = next((tmp_path / "out" / "runs").rglob("manifest.json")).parent
@@ -56,15 +43,8 @@ def reported(tmp_path: Path) -> tuple[dict, str]:
 @pytest.fixture
 def endpoint():
     """URL of a simulated server that is somebody else's."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = ["-m", "include.capacity.simulator", "--profile", "steady", "--port", str(port)]
-    with subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        assert server.stdout.readline()  # it says when it listens
-        yield f"http://127.0.0.1:{port}"
-        server.terminate()
+    with simulated("steady") as (url, _):
+        yield url
 
 
 def test_a_wrong_model_name(airflow: Airflow, fleet, endpoint: str, tmp_path: Path) -> None:
@@ -145,7 +125,7 @@ def test_a_taken_port(airflow: Airflow, fleet, airflow_env, tmp_path: Path) -> N
     assert result["state"] == "failed"
     assert result["tasks"]["steady.start_server"] == "failed"
     assert result["tasks"]["check_run"] == "failed"
-    assert servers(airflow_env["CAPACITY_STATE"]) == []
+    assert model_servers(Path(airflow_env["CAPACITY_STATE"])) == []
     limits, report = reported(tmp_path)
     assert {item["status"] for item in limits["limits"]} == {"not_measured"}
     assert f"port {port}" in report

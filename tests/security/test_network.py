@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +12,7 @@ import pytest
 from include.capacity import servers
 from include.capacity.cli import _parser
 from include.capacity.config import DEFAULT_FLEET, ProcessServer, load_fleet
-
-PROJECT = Path(__file__).parents[2]
+from tests.simulated import simulated
 
 
 def listening(pid: int) -> set[str]:
@@ -38,19 +34,9 @@ def test_a_simulated_server_started_by_a_run(tmp_path: Path) -> None:
 
 
 def test_a_simulated_server_of_the_command_line() -> None:
-    server = subprocess.Popen(
-        [sys.executable, "-m", "include.capacity", "simulate", "--profile", "steady", "--port", "0"],
-        cwd=PROJECT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stdout is not None
-    assert re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())
-    try:
+    with simulated("steady") as (url, server):
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+", url)
         assert listening(server.pid) == {"127.0.0.1"}
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.communicate()
 
 
 @pytest.mark.parametrize("read", [lambda: ProcessServer(kind="process").host, lambda: _parser().parse_args(
