@@ -4,6 +4,9 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Files are handed out in their order: sorted by their number of tests, the longest few tests would come last.
+UNIT := $(BIN)/python -m pytest tests --ignore tests/vllm --ignore tests/gateways --ignore tests/compose \
+	-n 2 --dist loadfile --no-loadscope-reorder
 
 export PYTHONPATH := $(CURDIR)
 
@@ -16,11 +19,11 @@ demo: $(READY)  ## run the nightly job once on two simulated models; stays up (O
 	$(BIN)/python -m scripts.demo $(if $(ONCE),--once,)
 
 test: $(READY) browser lint  ## everything that must hold: unit, DAG and end-to-end tests
-	$(BIN)/python -m pytest tests --ignore tests/vllm --ignore tests/gateways --ignore tests/compose -m "not e2e" -n 2 --dist loadfile
+	$(UNIT) -m "not e2e"
 	$(BIN)/python -m pytest tests/e2e
 
 test-fast: $(READY)  ## unit tests only, in parallel
-	$(BIN)/python -m pytest tests --ignore tests/vllm --ignore tests/gateways --ignore tests/compose -m "not e2e and not slow" -n 2 --dist loadfile
+	$(UNIT) -m "not e2e and not slow"
 
 lint: $(READY)
 	$(BIN)/ruff check .
