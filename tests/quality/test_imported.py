@@ -130,6 +130,22 @@ SCENES: dict[str, tuple[list[dict[str, Any]], list[set[tuple[str, str]]]]] = {
     # One request after another: alone, p99 is 2.8 times the mean; in a queue of many it is near the mean.
     "a serial server's tails": (tails((1, 2.8), (2, 4.2), (8, 10.5), (32, 36.0)), [NONE] * 4),
     "tails that do not grow": (tails((64, 9.0), (128, 9.1), (256, 9.2)), [REACHED] * 3),
+    "tails of a handful of requests": (tails((1, 9.0), (2, 9.1), (4, 9.2)), [NONE] * 3),
+    "an estimate beside the mean": (
+        [
+            closed(e2e_estimate_s=3.0),
+            closed(
+                concurrency=20,
+                attempted=400,
+                completed=400,
+                request_per_s=10.0,
+                output_tok_per_s=1000.0,
+                total_tok_per_s=5000.0,
+                e2e_estimate_s=2.0,
+            ),
+        ],
+        [NONE] * 2,
+    ),
     "medians within their scatter": (medians((1, 50, 2.0), (2, 50, 1.5)), [NONE] * 2),
     "medians beyond their scatter": (
         medians((1, 5000, 2.0), (2, 5000, 1.5)),

@@ -13,7 +13,7 @@ have been reached, the lowest included. The drain at a run's end is allowed for 
 requests a slot where their number is unknown. L is a mean or a median: waiting brings a median nearer to the
 mean and so errs on the mild side. A p99 does not grow as the mean does (where answers differ in length it is
 several times the mean while nobody waits, and near it once all wait), so with nothing else known only a
-product that did not grow at all from N to 2 N and beyond accuses.
+product that did not grow at all from N to 2 N and beyond accuses, and no p99 of fewer than 100 requests.
 
 **Counts that cannot be the servers'**: unlike servers that complete, or were sent, the very same odd number
 of requests were paced by their common client.
@@ -36,6 +36,7 @@ SPAN = 1.5
 """Least ratio of two levels to compare."""
 SAME = 0.15
 """Relative difference within which two numbers in flight are the same (percentiles stand in for means)."""
+LEAST_FOR_P99 = 100
 USUAL_TIMEOUTS_S = (10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 600, 900, 1200, 1800, 3600)
 
 
@@ -109,6 +110,8 @@ def _implied(steps: pd.DataFrame, curve: pd.Series) -> None:
         n, in_flight = rows["concurrency"].to_numpy(float), (rate * latency_s).to_numpy(float)
         unknown = loose[rows.index].to_numpy()
         tail_only = latency_s.name == "e2e_p99_s"
+        if tail_only:
+            in_flight = np.where(n * _per_slot(rows) < LEAST_FOR_P99, np.nan, in_flight)
         allowed = 1 - EFFECT - _drain(rows).to_numpy(float)
         noise = scatter(rows, str(latency_s.name))
         for high in range(len(rows)):
@@ -138,11 +141,14 @@ def _drain(rows: pd.DataFrame) -> pd.Series:
     """Share of a run that its last answers may take while no others start: p99 / duration."""
     mean_s = rows["e2e_mean_s"].fillna(_mean_at_most(rows, "e2e")).fillna(rows["e2e_p50_s"])
     longest_s = rows["e2e_p99_s"].fillna(rows["e2e_p95_s"]).fillna(1.5 * mean_s)
-    per_slot = (rows["attempted"].fillna(rows["completed"]) / rows["concurrency"]).fillna(
-        USUAL_REQUESTS_PER_SLOT
-    )
-    window_s = rows["window_s"].fillna(per_slot * mean_s.fillna(longest_s))
+    window_s = rows["window_s"].fillna(_per_slot(rows) * mean_s.fillna(longest_s))
     return (longest_s / window_s).fillna(1 / USUAL_REQUESTS_PER_SLOT)
+
+
+def _per_slot(rows: pd.DataFrame) -> pd.Series:
+    """Requests per slot; the usual number where nothing says how many there were."""
+    requests = rows["attempted"].fillna(rows["completed"])
+    return (requests / rows["concurrency"]).fillna(USUAL_REQUESTS_PER_SLOT)
 
 
 def _first_known(rows: pd.DataFrame, names: tuple[str, ...]) -> pd.Series | None:

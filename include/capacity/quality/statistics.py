@@ -36,6 +36,8 @@ UNLIKELY = 3.1
 """Standard errors that chance exceeds once in a thousand times."""
 USUAL_REQUESTS_PER_SLOT = 10
 """Assumed only where nothing says how many requests another tool's step had, to be fair to it."""
+USUAL_SPREAD = 0.5
+"""Standard deviation of the logarithm of latencies; assumed likewise, where no percentiles tell it."""
 FEW = 50
 """Up to this many values at a concurrency below 5 a batch is one value: batches would leave too few."""
 
@@ -159,14 +161,15 @@ def two_modes(values: Array) -> float:
 
 
 def scatter(steps: pd.DataFrame, column: str) -> Array:
-    """Standard error of the logarithm of each step's mean or median of log-normal latencies; 0 if unknown.
+    """Standard error of the logarithm of each step's mean or median of log-normal latencies.
 
-    For a step of which only summaries are known: their p50 and p99 tell the spread.
+    For a step of which only summaries are known: their p50 and p99 tell the spread. 0 where not even a
+    concurrency tells how many requests there were.
     """
     latency = column.partition("_")[0]
     p50, p99 = (steps[f"{latency}_{p}_s"].where(lambda s: s > 0) for p in ("p50", "p99"))
     n = steps["completed"].fillna(steps["attempted"])
     n = n.where(n > 0).fillna(USUAL_REQUESTS_PER_SLOT * steps["concurrency"])
-    spread = (np.log(p99 / p50) / stats.norm.ppf(0.99)).clip(lower=0)
+    spread = (np.log(p99 / p50) / stats.norm.ppf(0.99)).clip(lower=0).fillna(USUAL_SPREAD)
     of_median = math.sqrt(math.pi / 2) if column.endswith("_p50_s") else 1.0
     return (of_median * spread / np.sqrt(n)).fillna(0.0).to_numpy(float)
