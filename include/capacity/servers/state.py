@@ -96,6 +96,7 @@ def marks(state: ServerState) -> dict[str, str]:
         "dag-id": state.owner.get("dag_id") or "",
         "model": state.handle.model,
         "accelerator": state.accelerator,
+        "state-file": str(state.handle.state),
         WHOLE: json.dumps(asdict(state)),
     }
 
