@@ -1,6 +1,6 @@
 # This project with its Airflow: the image of every Airflow service and simulated server in docker-compose.yaml, and
 # of the Helm chart (deploy/helm-values.yaml). Models are not served from it: vLLM has images of its own.
-ARG BASE=docker.io/library/python:3.11-slim-bookworm
+ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
 
 # The user and folder that Airflow's Helm chart expects. Group 0, so that any user id may write there.

@@ -17,11 +17,11 @@ fingerprint() { cat "$@" | sha256sum | cut -c1-16; }
 
 images=tests/compose/images
 base=$(fingerprint "$0" $images/* <("$python" -VV))
-if ! built docker.io/library/postgres:17-bookworm "$base"; then
+if ! built postgres:17-bookworm "$base"; then
   context=$(mktemp -d)
   trap 'rm -rf "$context"' EXIT
   mmdebstrap --quiet --variant=minbase --include=ca-certificates,postgresql,redis-server,libsqlite3-0,libffi8,libbz2-1.0,liblzma5,libreadline8,libssl3 \
-    bookworm "$context/debian.tar" http://deb.debian.org/debian
+    bookworm "$context/debian.tar"
   podman import --quiet "$context/debian.tar" localhost/capacity-debian >/dev/null
   rm "$context/debian.tar"
   prefix=$("$python" -c 'import sys; print(sys.base_prefix)')
@@ -31,8 +31,8 @@ if ! built docker.io/library/postgres:17-bookworm "$base"; then
   cp /etc/ssl/certs/ca-certificates.crt $images/* "$context"
   for name in python:3.11-slim-bookworm redis:7-bookworm postgres:17-bookworm; do
     podman build --quiet --label made-from="$base" -f "$context/${name%%:*}.Containerfile" \
-      -t "docker.io/library/$name" "$context" >/dev/null
-    echo "made docker.io/library/$name"
+      -t "$name" "$context" >/dev/null
+    echo "made $name"
   done
 fi
 # The layer of the requirements is kept by the builder's own cache.

@@ -69,7 +69,7 @@ def containers_of(folder: Path) -> list[Any]:
     """All containers whose state file lies below a folder."""
     client = sdk.from_env()
     found = client.containers.list(all=True, filters={"label": docker.SERVER_ID})
-    return [item for item in found if item.labels["capacity.state-file"].startswith(str(folder))]
+    return [item for item in found if item.labels.get("capacity.state-file", "").startswith(str(folder))]
 
 
 def test_a_server_is_ready_then_removed_and_leaves_nothing_but_its_log(

@@ -96,7 +96,7 @@ class OneImage:
     ("name", "digests", "digest"),
     [
         ("vllm/vllm-openai:v0.32.0", [f"vllm/vllm-openai@{DIGEST}"], DIGEST),
-        ("vllm/vllm-openai:v0.32.0", [f"docker.io/vllm/vllm-openai@{DIGEST}"], DIGEST),
+        ("vllm/vllm-openai:v0.32.0", [f"registry.example/vllm/vllm-openai@{DIGEST}"], DIGEST),
         (f"vllm/vllm-openai:v0.32.0@{DIGEST}", [f"vllm/vllm-openai@{DIGEST}"], DIGEST),
         ("host:5000/vllm", [f"other/vllm@sha256:{'2' * 64}", f"host:5000/vllm@{DIGEST}"], DIGEST),
         ("host:5000/vllm:1", [f"host:5000/vllm@{DIGEST}"], DIGEST),

@@ -37,7 +37,7 @@ READY = {
             "ready": True,
             "restartCount": 0,
             "image": "v",
-            "imageID": f"docker.io/vllm/vllm-openai@{DIGEST}",
+            "imageID": f"registry.example/vllm/vllm-openai@{DIGEST}",
             "state": {"running": {}},
         }
     ],
