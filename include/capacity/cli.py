@@ -267,10 +267,7 @@ def limits(options: argparse.Namespace) -> int:
 def report(options: argparse.Namespace) -> int:
     from include.capacity.flow import sweep as stages
 
-    folder = _existing(options.dir)
-    if not folder.exists("limits.json"):
-        raise DataError(f"{options.dir}: no limits.json: run `limits` first")
-    stages.report(folder)
+    stages.report(_with_limits(options.dir))
     print(f"{options.dir}/report.html")
     return OK
 
@@ -278,9 +275,7 @@ def report(options: argparse.Namespace) -> int:
 def policy(options: argparse.Namespace) -> int:
     from include.capacity.policy import INDEX, policy_files
 
-    folder = _existing(options.dir)
-    if not folder.exists("limits.json"):
-        raise DataError(f"{options.dir}: no limits.json: run `limits` first")
+    folder = _with_limits(options.dir)
     about, found = folder.read_json("sweep.json"), folder.read_json("limits.json")
     given = {
         name: getattr(options, name)
@@ -334,9 +329,7 @@ def publish(options: argparse.Namespace) -> int:
     from include.capacity.publish.publish import publish_run
     from include.capacity.results.store import open_store
 
-    folder = _existing(options.dir)
-    if not folder.exists("limits.json"):
-        raise DataError(f"{options.dir}: no limits.json: run `limits` first")
+    folder = _with_limits(options.dir)
     to = validate(Publish, {"to": options.to}, "--to").to
     about = folder.read_json("sweep.json")
     fleet = load_fleet(options.config)
@@ -384,6 +377,13 @@ def _existing(path: Path) -> SweepDir:
     missing = {"run_id", "model", "source", "classes"} - (about.keys() if isinstance(about, dict) else set())
     if missing:
         raise DataError(f"{path}/sweep.json: not what a sweep writes: no {', '.join(sorted(missing))}")
+    return folder
+
+
+def _with_limits(path: Path) -> SweepDir:
+    folder = _existing(path)
+    if not folder.exists("limits.json"):
+        raise DataError(f"{path}: no limits.json: run `limits` first")
     return folder
 
 
