@@ -25,10 +25,18 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def swept(url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small real sweep; tests that change it take a copy."""
+def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options of a small sweep: of a floor that sixty requests prove."""
+    fleet = tmp_path_factory.mktemp("cli") / "fleet.yaml"
+    fleet.write_text(DEFAULT_FLEET.read_text().replace("completion_floor: 0.99 ", "completion_floor: 0.9 "))
+    return ["--config", str(fleet), "--requests", "60", "--seconds", "5"]
+
+
+@pytest.fixture(scope="module")
+def swept(url: str, small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small real sweep, checked and with its limits; tests that change it take a copy."""
     out = tmp_path_factory.mktemp("cli") / "out"
-    status = main([*sweep_of(url, out), "--requests", "60", "--seconds", "5"])
+    status = main([*sweep_of(url, out), *small])
     assert status in (0, 3)  # whether so few requests prove anything is not the point here
     return out
 
@@ -79,45 +87,31 @@ def test_stages_run_one_after_another(
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "said"),
+    ("command", "file", "content", "said"),
     [
-        ("sweep.json", "[]", "sweep.json: not what a sweep writes"),
-        ("steps.csv", "", "steps.csv: not a CSV table"),
-        ("quality.json", "{}", "quality.json: expected verdict, findings and steps"),
-        (f"steps/{STEP}.json", "{}", f"steps/{STEP}.json: not the facts of a step"),
-        (f"requests/{STEP}.parquet", "junk", f"requests/{STEP}.parquet: not a Parquet file"),
-        (f"requests/{STEP}.parquet", None, f"requests/{STEP}.parquet: missing"),
+        ("limits", "sweep.json", "[]", "sweep.json: not what a sweep writes"),
+        ("limits", "steps.csv", "", "steps.csv: not a CSV table"),
+        ("limits", "quality.json", "{}", "quality.json: expected verdict, findings and steps"),
+        ("limits", f"steps/{STEP}.json", "{}", f"steps/{STEP}.json: not the facts of a step"),
+        ("limits", f"requests/{STEP}.parquet", "junk", f"requests/{STEP}.parquet: not a Parquet file"),
+        ("limits", f"requests/{STEP}.parquet", None, f"requests/{STEP}.parquet: missing"),
+        ("report", "limits.json", "{}", "limits.json: expected lists `limits` and `saturation`"),
+        ("report", "limits.json", '{"limits": 3, "saturation": []}', "limits.json: expected lists"),
+        ("report", "limits.json", "junk", "limits.json: not JSON"),
+        ("report", "limits.json", None, "no limits.json: run `limits` first"),
+        ("report", f"metrics/{STEP}.parquet", "junk", f"metrics/{STEP}.parquet: not a Parquet file"),
     ],
 )
 def test_spoilt_files_are_named(
-    copy: Path, file: str, content: str | None, said: str, capsys: pytest.CaptureFixture[str]
+    copy: Path, command: str, file: str, content: str | None, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["check", str(copy)])
+    (copy / "report.html").unlink(missing_ok=True)  # of another test
     assert (copy / file).exists()
     if content is None:
         (copy / file).unlink()
     else:
         (copy / file).write_text(content)
-    assert main(["limits", str(copy)]) == 2
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "said"),
-    [
-        ("limits.json", "{}", "limits.json: expected lists `limits` and `saturation`"),
-        ("limits.json", '{"limits": 3, "saturation": []}', "limits.json: expected lists"),
-        ("limits.json", "junk", "limits.json: not JSON"),
-        (f"metrics/{STEP}.parquet", "junk", f"metrics/{STEP}.parquet: not a Parquet file"),
-    ],
-)
-def test_no_report_of_spoilt_files(
-    copy: Path, file: str, content: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (copy / "report.html").unlink(missing_ok=True)  # of another test
-    assert (copy / file).exists()
-    (copy / file).write_text(content)
-    assert main(["report", str(copy)]) == 2
+    assert main([command, str(copy)]) == 2
     assert said in capsys.readouterr().err
     assert not (copy / "report.html").exists()
 
@@ -190,28 +184,27 @@ def test_wrong_model_name_and_a_file_for_a_folder(
 
 
 def test_an_interrupted_sweep_goes_on_and_another_is_refused(
-    url: str, copy: Path, capsys: pytest.CaptureFixture[str]
+    url: str, small: list[str], copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def began() -> str:
         return json.loads((copy / f"steps/{STEP}.json").read_text())["started_at"]
 
-    sized = ["--requests", "60", "--seconds", "5"]
     before, about = began(), json.loads((copy / "sweep.json").read_text())
-    assert main([*sweep_of(url, copy), *sized]) in (0, 3)
+    assert main([*sweep_of(url, copy), *small]) in (0, 3)
     assert began() == before  # it is there: nothing was measured
     (copy / f"steps/{STEP}.json").unlink()  # as if it had been interrupted before the step was whole
-    assert main([*sweep_of(url, copy), *sized]) in (0, 3)
+    assert main([*sweep_of(url, copy), *small]) in (0, 3)
     assert began() > before
     after = json.loads((copy / "sweep.json").read_text())
     assert (after["run_id"], after["seed"]) == (about["run_id"], about["seed"])
 
     capsys.readouterr()
-    assert main([*sweep_of(url, copy), "--requests", "61", "--seconds", "5"]) == 2
+    assert main([*sweep_of(url, copy), *small, "--requests", "61"]) == 2
     said = capsys.readouterr().err
     assert "steps of a sweep that was asked for something else (bounds.prove_requests: 60, now 61" in said
     after["stack"]["vllm_version"], after["stack_id"] = "another", "another"
     (copy / "sweep.json").write_text(json.dumps(after))
-    assert main([*sweep_of(url, copy), *sized]) == 2
+    assert main([*sweep_of(url, copy), *small]) == 2
     assert (
         "is not the one its steps were measured on (vllm_version: 'another', now" in capsys.readouterr().err
     )
@@ -221,7 +214,6 @@ def test_an_interrupted_sweep_goes_on_and_another_is_refused(
 def test_publish_target_must_be_a_url_of_a_store(
     swept: Path, to: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["limits", str(swept)])
     assert main(["publish", str(swept), "--to", to]) == 2
     assert "--to: to: String should match pattern" in capsys.readouterr().err
 
