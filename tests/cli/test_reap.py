@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from include.capacity.cli import main
-from include.capacity.servers.base import Handle
+from include.capacity.servers.base import Handle, Owner
 from include.capacity.servers.lease import Lease, leases
 from include.capacity.servers.state import (
     READY,
@@ -36,8 +36,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         state=str(state_file(folder, "llama")),
     )
     file = Path(str(handle.state))
-    owner = {"run_id": "manual__1", "dag_id": "capacity_sweep", "model": "llama"}
-    write_state(started_here(handle, owner, "gpu-0", READY))  # type: ignore[arg-type]  # an Owner
+    owner: Owner = {"run_id": "manual__1", "dag_id": "capacity_sweep", "model": "llama"}
+    write_state(started_here(handle, owner, "gpu-0", READY))
     assert Lease("gpu-0", holder="capacity_sweep/manual__1", model="llama").acquire()
     return file
 

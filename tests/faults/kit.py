@@ -250,10 +250,6 @@ class Run:
         """Tasks that failed by themselves."""
         return sorted(task for task, state in self.tasks().items() if state == "failed")
 
-    def until_task(self, task: str, *states: str) -> str:
-        """Wait until a task is in one of these states."""
-        return until(f"{task} {states}", lambda: (s := self.tasks().get(task)) in states and s)  # type: ignore[return-value]
-
     def until_measuring(self, model: str, concurrency: int) -> None:
         """Wait until the window of a step is open."""
         file = self.stack.home / "state" / "progress" / f"{slug(model)}.json"

@@ -443,7 +443,9 @@ def test_steps_above_the_ceiling_are_shown_as_skipped(fleet_file: Path) -> None:
     with pytest.raises(NothingToDo, match="not measured: above the ceiling of 20"):
         tasks.ladder_step(run, "steady", specs[-1])
     with pytest.raises(LoadStopped, match="above the ceiling of 20"):  # whoever asks for it
-        stages.measure(run.sweep("steady"), StepSpec.from_json(specs[-1]), None)  # type: ignore[arg-type]  # not used
+        stages.measure(
+            run.sweep("steady"), StepSpec.from_json(specs[-1]), None
+        )  # no target: it is not reached
 
 
 def test_an_exact_ladder_wholly_above_the_ceiling_is_refused(fleet_file: Path) -> None:
