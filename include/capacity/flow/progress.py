@@ -6,12 +6,10 @@ The file is ``<state>/progress/<model>.json`` and is gone when no step runs; the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from include.capacity.config import slug
-from include.capacity.load.progress import LogProgress, Progress, Snapshot
+from include.capacity.load.progress import LogProgress, Snapshot
 from include.capacity.servers.base import state_folder
 from include.capacity.servers.state import write_json
 
@@ -24,7 +22,7 @@ def progress_folder() -> Path:
 
 
 class TaskProgress:
-    """The log's lines, and the file."""
+    """The log's lines, and the file, of one step; ``load.step`` closes it however the step ends."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -47,13 +45,3 @@ class TaskProgress:
 def forget_progress(model: str) -> None:
     """Remove what a step that was killed has left."""
     (progress_folder() / f"{slug(model)}.json").unlink(missing_ok=True)
-
-
-@contextmanager
-def task_progress(model: str) -> Iterator[Progress]:
-    """Progress of one step of a model; the file is removed however the step ends."""
-    progress = TaskProgress(model)
-    try:
-        yield progress
-    finally:
-        progress.close()

@@ -22,7 +22,7 @@ from include.capacity.flow import nights, notify
 from include.capacity.flow import sweep as stages
 from include.capacity.flow.connection import s3_client
 from include.capacity.flow.params import apply, parse_params
-from include.capacity.flow.progress import forget_progress, task_progress
+from include.capacity.flow.progress import TaskProgress, forget_progress
 from include.capacity.limits.changes import Verdict
 from include.capacity.limits.evidence import Evidence
 from include.capacity.limits.planner import (
@@ -314,12 +314,11 @@ def _measure(run: Run, model: str, spec: StepSpec) -> dict[str, Any]:
     """Measure one step on this run's server, and keep its results."""
     sweep = run.sweep(model)
     target = _living_target(run, model)
-    with task_progress(model) as progress:
-        try:
-            found = stages.measure(sweep, spec, target, progress, _stop_asked(run, model))
-        except CapacityError as error:
-            stages.record_problem(sweep, spec.label, error)
-            raise
+    try:
+        found = stages.measure(sweep, spec, target, TaskProgress(model), _stop_asked(run, model))
+    except CapacityError as error:
+        stages.record_problem(sweep, spec.label, error)
+        raise
     stages.settle_problem(sweep, spec.label)
     return _told(spec, found)
 
