@@ -6,7 +6,7 @@ import pytest
 
 from include.capacity.config import load_fleet
 from include.capacity.errors import ConfigError
-from include.capacity.flow.params import apply, parse_params
+from include.capacity.flow.params import SweepParams, apply, parse_params
 
 
 def test_blank_changes_nothing() -> None:
@@ -19,11 +19,12 @@ def test_blank_changes_nothing() -> None:
         "models": [],
         "classes": [],
     }
-    assert apply(parse_params(blank), fleet) == fleet
+    assert apply(parse_params(SweepParams, blank), fleet) == fleet
 
 
 def test_form_values_override_the_fleet() -> None:
     asked = parse_params(
+        SweepParams,
         {
             "models": ["steady"],
             "classes": ["interactive"],
@@ -37,7 +38,7 @@ def test_form_values_override_the_fleet() -> None:
             "completion_floor": 0.9,
             "publish_to": "file:///tmp/out",
             "promote": True,
-        }
+        },
     )
     fleet = apply(asked, load_fleet())
     assert list(fleet.models) == ["steady"]
@@ -53,7 +54,7 @@ def test_form_values_override_the_fleet() -> None:
 
 
 def test_ttft_objective_leaves_batch_alone() -> None:
-    fleet = apply(parse_params({"ttft_objective_s": 2}), load_fleet())
+    fleet = apply(parse_params(SweepParams, {"ttft_objective_s": 2}), load_fleet())
     assert fleet.models["steady"].classes["batch"].ttft is None
 
 
@@ -78,4 +79,4 @@ def test_ttft_objective_leaves_batch_alone() -> None:
 )
 def test_wrong_values_name_key_value_and_expectation(conf: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        apply(parse_params(conf), load_fleet())
+        apply(parse_params(SweepParams, conf), load_fleet())

@@ -253,13 +253,15 @@ def test_a_night_that_starts_too_late_is_told_once(fleet_file: Path) -> None:
     on_time = night(2)
     tasks.plan(on_time, "steady", now=on_time.scheduled_at)
     assert told(on_time) == []
-    assert tasks.missed_nights(on_time) == [f"The night due 2026-03-01 01:00 was not measured: {late}"]
+    assert tasks.missed_nights(on_time, tasks.read_history(on_time) or []) == [
+        f"The night due 2026-03-01 01:00 was not measured: {late}"
+    ]
     after_a_gap = night(4)
     tasks.plan(after_a_gap, "steady", now=after_a_gap.scheduled_at)
     ((name, sentences),) = told(after_a_gap)
     assert name == "night_missed"
     assert "nights due 2026-03-02 01:00, 2026-03-03 01:00: the DAG was paused" in sentences[0]
-    assert tasks.missed_nights(a_run()) == []
+    assert tasks.missed_nights(a_run(), tasks.read_history(a_run()) or []) == []
 
 
 def test_what_changed_is_computed_from_the_history(fleet_file: Path) -> None:

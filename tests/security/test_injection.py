@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from include.capacity.config import DEFAULT_FLEET, Fleet, load_fleet, parse_fleet
 from include.capacity.errors import CapacityError, ConfigError
 from include.capacity.flow.imports import ImportRun
-from include.capacity.flow.params import apply, parse_params
+from include.capacity.flow.params import SweepParams, apply, parse_params
 from include.capacity.flow.reaping import reap
 from include.capacity.flow.tasks import run_key
 from include.capacity.results.store import FolderStore, safe_name
@@ -156,7 +156,7 @@ def test_any_value_in_a_fleet_is_taken_or_an_error_that_names_the_file(key: str,
 )
 def test_any_parameter_is_taken_or_an_error(conf: dict[str, object]) -> None:
     try:
-        changed = apply(parse_params(conf), FLEET)
+        changed = apply(parse_params(SweepParams, conf), FLEET)
     except ConfigError:
         return
     json.dumps(changed.model_dump(mode="json"), allow_nan=False)
@@ -167,7 +167,7 @@ def test_any_parameter_is_taken_or_an_error(conf: dict[str, object]) -> None:
 def test_a_nasty_parameter_is_refused(field: str, value: str) -> None:
     given_value = [value] if field in ("models", "classes") else value
     with pytest.raises(ConfigError, match="params"):
-        apply(parse_params({field: given_value}), FLEET)
+        apply(parse_params(SweepParams, {field: given_value}), FLEET)
 
 
 @pytest.mark.parametrize("value", NASTY)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -155,12 +155,16 @@ def _run() -> Any:
     return tasks.Run.of(
         run_id=run.run_id,
         dag_id=run.dag_id,
-        params=dict(context["params"]),
-        conf=dict(run.conf or {}),
+        params=asked_of(context),
         scheduled_at=scheduled_at,
         is_over=lambda holder: is_over(holder, run.dag_id),
         kill_switch=_kill_switch,
     )
+
+
+def asked_of(context: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's parameters, and what else it was triggered with: Airflow takes any key, our tasks do not."""
+    return {**context["params"], **(context["dag_run"].conf or {})}
 
 
 def _kill_switch() -> str:

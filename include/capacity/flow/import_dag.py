@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk import DAG, Param, get_current_context, task
 
 from include.capacity.config import Fleet
-from include.capacity.flow.dags import START
+from include.capacity.flow.dags import START, asked_of
 from include.capacity.flow.form import import_form
 from include.capacity.flow.links import OpenPublished, OpenReport
 from include.capacity.flow.runbook import IMPORT
@@ -44,9 +44,7 @@ def _run() -> Any:
 
     context = get_current_context()
     run = context["dag_run"]
-    return imports.ImportRun.of(
-        run_id=run.run_id, dag_id=run.dag_id, params=dict(context["params"]), conf=dict(run.conf or {})
-    )
+    return imports.ImportRun.of(run_id=run.run_id, dag_id=run.dag_id, params=asked_of(context))
 
 
 @task(execution_timeout=timedelta(minutes=30))

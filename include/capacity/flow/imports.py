@@ -18,10 +18,11 @@ from typing import Any
 
 from pydantic import Field
 
-from include.capacity.config import STORE_URL, Strict, load_fleet, validate
-from include.capacity.errors import ConfigError, DataError
+from include.capacity.config import STORE_URL, load_fleet
+from include.capacity.errors import DataError
 from include.capacity.flow import sweep as stages
-from include.capacity.flow.connection import s3_client
+from include.capacity.flow.connection import publish_store, s3_client
+from include.capacity.flow.params import Params, parse_params
 from include.capacity.flow.tasks import log_findings, run_key
 from include.capacity.results.store import FolderStore, Store, open_store
 from include.capacity.results.sweepdir import SweepDir
@@ -32,7 +33,7 @@ MAX_OBJECTS = 10_000
 """More objects below a prefix than anybody's sweep has: a wrong path, refused before it is downloaded."""
 
 
-class ImportParams(Strict):
+class ImportParams(Params):
     """What a person may ask of one import."""
 
     path: str = Field(pattern=STORE_URL)
@@ -59,25 +60,18 @@ class ImportRun:
         run_id: str,
         dag_id: str,
         params: Mapping[str, Any],
-        conf: Mapping[str, Any] | None = None,
         s3: Callable[[], Any] | None = None,
     ) -> ImportRun:
         """The run of these parameters; ConfigError names every wrong or unknown one."""
         publish = load_fleet().publish
-        given = {key: value for key, value in {**params, **(conf or {})}.items() if value not in (None, "")}
-        if unknown := sorted(set(given) - set(ImportParams.model_fields)):
-            raise ConfigError(f"params: unknown {unknown}; expected only {sorted(ImportParams.model_fields)}")
-        asked = validate(ImportParams, given, "params")
+        asked = parse_params(ImportParams, params)
+        if asked.publish_to is not None:
+            publish = publish.model_copy(update={"to": asked.publish_to})
         client = s3 or (lambda: s3_client(publish.connection))
         return cls(
             key=run_key(dag_id, run_id),
             path=asked.path,
-            store=open_store(
-                asked.publish_to or publish.to,
-                client,
-                sse=publish.sse,
-                sse_kms_key_id=publish.sse_kms_key_id,
-            ),
+            store=publish_store(publish, client),
             s3=client,
             valid_for_s=publish.valid_for_s,
         )

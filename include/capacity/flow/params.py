@@ -1,4 +1,4 @@
-"""What a person may ask of one run: the parameters of the sweep form, validated and applied.
+"""What a person may ask of one run: the parameters of a form, validated, and those of a sweep applied.
 
 Blank means "as the fleet file says". An unknown key is an error: Airflow itself accepts any.
 """
@@ -6,9 +6,9 @@ Blank means "as the fleet file says". An unknown key is an error: Airflow itself
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from include.capacity.config import MAX_CONCURRENCY, Fleet, Ladder, Seconds, Share, Strict, validate
 from include.capacity.errors import ConfigError
@@ -16,8 +16,20 @@ from include.capacity.errors import ConfigError
 MOST_SECONDS_PER_STEP = 3600.0
 
 
-class SweepParams(Strict):
-    """One run's parameters."""
+class Params(Strict):
+    """A form's fields; what is left blank is as if it were not there."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_blanks(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in given.items() if value is not None and value != ""}
+
+
+P = TypeVar("P", bound=Params)
+
+
+class SweepParams(Params):
+    """What may be asked of a sweep."""
 
     models: list[str] = Field(default_factory=list)
     """Models to sweep; none named: all of the fleet."""
@@ -52,18 +64,12 @@ class SweepParams(Strict):
             raise ValueError(f"expected at most {MAX_CONCURRENCY}")
         return numbers
 
-    @field_validator("publish_to", "mode", mode="before")
-    @classmethod
-    def _blank_is_none(cls, value: Any) -> Any:
-        return None if value == "" else value
 
-
-def parse_params(conf: Mapping[str, Any]) -> SweepParams:
+def parse_params(kind: type[P], given: Mapping[str, Any]) -> P:
     """The parameters of a run; ConfigError lists every wrong or unknown one."""
-    unknown = sorted(set(conf) - set(SweepParams.model_fields))
-    if unknown:
-        raise ConfigError(f"params: unknown {unknown}; expected only {sorted(SweepParams.model_fields)}")
-    return validate(SweepParams, dict(conf), "params")
+    if unknown := sorted(set(given) - set(kind.model_fields)):
+        raise ConfigError(f"params: unknown {unknown}; expected only {sorted(kind.model_fields)}")
+    return validate(kind, dict(given), "params")
 
 
 def apply(params: SweepParams, fleet: Fleet) -> Fleet:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from airflow.sdk import DAG, CronTriggerTimetable, Param, get_current_context, task
 
 from include.capacity.config import Fleet, slug
-from include.capacity.flow.dags import START, is_over, on
+from include.capacity.flow.dags import START, asked_of, is_over, on
 from include.capacity.flow.runbook import REAPER
 
 EVERY = "*/15 * * * *"
@@ -50,6 +50,5 @@ def reap() -> dict[str, int]:
     from include.capacity.flow import reaping
 
     context = get_current_context()
-    run = context["dag_run"]
-    params = {**dict(context["params"]), **dict(run.conf or {})}
-    return reaping.reap(params, lambda holder: is_over(holder, run.dag_id))
+    dag_id = context["dag_run"].dag_id
+    return reaping.reap(asked_of(context), lambda holder: is_over(holder, dag_id))

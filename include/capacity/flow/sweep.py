@@ -224,10 +224,12 @@ def measure(
 
 def evidence(sweep: SweepDir) -> list[Evidence]:
     """Evidence of all finished steps, in the order in which they began."""
-    found: list[Evidence] = []
-    for key in sweep.all_facts():
-        found += [Evidence.from_json(item) for item in sweep.read_json(f"evidence/{key}.json")]
-    return found
+    return [item for key in sweep.all_facts() for item in _evidence(sweep, key)]
+
+
+def _evidence(sweep: SweepDir, key: str) -> list[Evidence]:
+    """Evidence of one finished step, an item a class."""
+    return [Evidence.from_json(item) for item in sweep.read_json(f"evidence/{key}.json")]
 
 
 KEPT = "kept.json"
@@ -241,7 +243,7 @@ def keep(sweep: SweepDir) -> list[str]:
     """
     keys = []
     for key, facts in sweep.all_facts().items():
-        found = [Evidence.from_json(item) for item in sweep.read_json(f"evidence/{key}.json")]
+        found = _evidence(sweep, key)
         if facts.spec["phase"] != Phase.PRIME and found and all(item.usable for item in found):
             keys.append(key)
     if keys or sweep.exists(KEPT):
@@ -262,7 +264,7 @@ def kept(sweep: SweepDir, spec: StepSpec) -> list[Evidence]:
     if replace(before, cap_s=spec.cap_s) != spec:  # the cap follows from what else was known
         return []
     log.info("%s: measured by an earlier try of this run; kept", spec.label)
-    return [Evidence.from_json(item) for item in sweep.read_json(f"evidence/{spec.key}.json")]
+    return _evidence(sweep, spec.key)
 
 
 def problem(sweep: SweepDir, left_s: float | None = None) -> Problem:

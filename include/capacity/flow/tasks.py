@@ -20,8 +20,8 @@ from include.capacity.config import EndpointServer, Fleet, Model, load_fleet, sl
 from include.capacity.errors import CapacityError, LoadStopped, NoLimit, PublishError, ServerError
 from include.capacity.flow import nights, notify
 from include.capacity.flow import sweep as stages
-from include.capacity.flow.connection import s3_client
-from include.capacity.flow.params import apply, parse_params
+from include.capacity.flow.connection import publish_store, s3_client
+from include.capacity.flow.params import SweepParams, apply, parse_params
 from include.capacity.flow.progress import TaskProgress, forget_progress
 from include.capacity.limits.changes import Verdict
 from include.capacity.limits.evidence import Evidence
@@ -34,9 +34,8 @@ from include.capacity.limits.planner import (
     with_cap,
 )
 from include.capacity.load.request import Target
-from include.capacity.results.patient import PatientStore
 from include.capacity.results.spec import StepSpec
-from include.capacity.results.store import Store, open_store, safe_name
+from include.capacity.results.store import Store, safe_name
 from include.capacity.results.sweepdir import SweepDir
 from include.capacity.servers.base import RunIsOver, load
 from include.capacity.servers.endpoint import kill_switch
@@ -51,10 +50,6 @@ KILL_SWITCH = "capacity_kill_switch"
 """The Airflow variable that stops the load on endpoints: names of models, separated by commas, or ``all``."""
 MAX_RESTARTS = 3
 """How often one sweep brings back a server that died; then the sweep is given up."""
-
-
-STORE_PATIENCE_S = 180.0
-"""How long a task waits for an object store that is away: measurements must not be lost to a restart."""
 
 
 class NothingToDo(Exception):
@@ -86,15 +81,13 @@ class Run:
         run_id: str,
         dag_id: str,
         params: Mapping[str, Any],
-        conf: Mapping[str, Any] | None = None,
         scheduled_at: datetime | None = None,
-        s3: Callable[[], Any] | None = None,
         is_over: RunIsOver | None = None,
         kill_switch: Callable[[], str] | None = None,
     ) -> Run:
         """The run of these parameters; ConfigError if any is wrong or unknown."""
         fleet = load_fleet()
-        asked = parse_params({**params, **(conf or {})})
+        asked = parse_params(SweepParams, params)
         changed = apply(asked, fleet)
         publish = changed.publish
         return cls(
@@ -107,15 +100,7 @@ class Run:
             promote=asked.promote,
             selected=frozenset(changed.models),
             scheduled_at=scheduled_at,
-            store=PatientStore(
-                open_store(
-                    publish.to,
-                    s3 or (lambda: s3_client(publish.connection)),
-                    sse=publish.sse,
-                    sse_kms_key_id=publish.sse_kms_key_id,
-                ),
-                STORE_PATIENCE_S,
-            ),
+            store=publish_store(publish, lambda: s3_client(publish.connection)),
             is_over=is_over,
             kill_switch=kill_switch,
         )
@@ -123,6 +108,11 @@ class Run:
     def sweep(self, model: str) -> SweepDir:
         """The model's sweep directory."""
         return SweepDir(self.store, f"work/{self.key}/{safe_name(model)}")
+
+    @property
+    def overview(self) -> SweepDir:
+        """Where the report over all models is."""
+        return SweepDir(self.store, f"work/{self.key}")
 
     def model(self, key: str) -> Model:
         """The model as this run measures it."""
@@ -452,27 +442,26 @@ def fleet_report(run: Run) -> str:
     from include.capacity.report.build import build_fleet_report
 
     sweeps = measured(run)
-    out = SweepDir(run.store, f"work/{run.key}")
+    history = read_history(run) or []
     about = {
         "run_id": run.key,
         "fleet": run.fleet.fleet,
         "failed": unserved(run),
-        "missed": missed_nights(run),
+        "missed": missed_nights(run, history),
     }
-    build_fleet_report(sweeps, out, run=about, history=read_history(run) or [])
-    return out.url
+    build_fleet_report(sweeps, run.overview, run=about, history=history)
+    return run.overview.url
 
 
 def publish(run: Run) -> dict[str, Any]:
     """Publish the run; returns what moved."""
     from include.capacity.publish.publish import publish_run
 
-    work = SweepDir(run.store, f"work/{run.key}")
     return publish_run(
         run.store,
         run_id=run.key,
         sweeps=measured(run),
-        fleet_report=work,
+        fleet_report=run.overview,
         promote=run.promote,
         own_classes=run.own_classes,
         failed=unserved(run),
@@ -626,11 +615,10 @@ def changed_limits(run: Run) -> dict[Verdict, list[str]]:
     return found
 
 
-def missed_nights(run: Run) -> list[str]:
-    """What the report says of nights that were missed since the last one measured."""
+def missed_nights(run: Run, before: list[dict[str, Any]]) -> list[str]:
+    """Sentences on nights missed since the last one measured, given the history ``before`` it."""
     if run.scheduled_at is None:
         return []
-    before = read_history(run) or []
     unseen = nights.unpublished(before, run.fleet.night.schedule, run.zone, run.scheduled_at)
     return nights.sentences(unseen, nights.too_late(before, run.scheduled_at), run.zone)
 
