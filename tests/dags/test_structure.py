@@ -175,7 +175,7 @@ for name, link, returned in (
     ("elsewhere", links.OpenReport(), {"report": "runs/a/2/report.html", "url": f"{to}-b/runs/a/2"}),
     ("never returned", links.OpenReport(), None),
     ("model", links.OpenPublished(), f"{to}/work/a/steady"),
-    ("model elsewhere", links.OpenPublished(), "file:///tmp/work/a/steady"),
+    ("model elsewhere", links.OpenPublished(), "file:///elsewhere/work/a/steady"),
     ("model never returned", links.OpenPublished(), None),
 ):
     links._returned = lambda key: returned

@@ -397,6 +397,10 @@ def test_prime_runs_the_load_drains_it_and_counts_nothing() -> None:
     assert not rows["counted"].any()
     (load,) = run.facts.loads
     assert (load.window_s, load.stop_reason) == (None, "enough_requests")
+    assert load.inflight_peak == 16
+    assert load.inflight_mean is not None
+    assert 4 < load.inflight_mean <= 16
+    assert run.facts.client["client_cpu_share"] is not None  # what later steps' load processes are chosen by
 
 
 def test_baseline_counts_one_after_the_other() -> None:

@@ -271,7 +271,9 @@ def facts(in_flight: float | None, share: float | None, workers: int = 1) -> Fac
         (1000, [facts(500, 0.6, workers=2)], 4),  # 2 x 0.6 x 2 = 2.4 cores
         (250, [facts(500, 0.6, workers=2)], 1),  # half a core is enough for half of it
         (1000, [facts(1000, 0.99), facts(250, 0.10)], 2),  # the nearest has the word
-        (8000, [facts(4000, 4.0)], 7),  # a core is left to a server on this machine
+        (1000, [facts(1000, 0.99, workers=2)], 4),  # full: twice as many
+        (2000, [facts(1000, 0.94)], 3),
+        (8000, [facts(4000, 1.0, workers=2)], 7),  # a core is left to a server on this machine
         (256, [facts(None, 0.9), facts(128, None)], 1),  # unknown
     ],
 )

@@ -5,8 +5,8 @@ the connections; start the loops (two, if two classes share the server); wait un
 every window at the same instant; keep the load up until each has counted enough; abort the rest. Beside
 that run the server's metrics, our own health and the progress. What came of it is a :class:`StepRun`.
 
-A **prime** step only runs the load for a while and drains it, until the server is idle again; nothing of
-it counts.
+A **prime** step only runs the load for a while and drains it, until the server is idle again; none of its
+requests counts. What it cost us is kept: it says how many load processes the later steps need.
 
 A server that dies ends the step, not the program: the rows up to then are kept, ``server_crashed`` is set.
 It is dead when connections fail, nothing has been answered for a second, and three further attempts
@@ -201,6 +201,8 @@ class _Step:
         self.steady = False
         self.ready_at: float | None = None
         """When warm-up ended."""
+        self.drained_at: float | None = None
+        """When a prime step's last answer had ended."""
         self.shortest_deadline_s = min(classes[load.service_class].deadline_s for load in spec.loads)
         self.longest_deadline_s = max(classes[load.service_class].deadline_s for load in spec.loads)
 
@@ -359,6 +361,7 @@ class _Step:
 
     async def _prime(self) -> None:
         self.stage = "priming"
+        self._mark_cpu()
         until = self.clock.now() + self.clock.wall(self.spec.cap_s)
         for loop in self.loops:
             loop.stop_reason = StopReason.ENOUGH
@@ -370,6 +373,7 @@ class _Step:
             await asyncio.sleep(TICK_S)
         self.stage = "draining"
         await asyncio.gather(*(loop.drain() for loop in self.loops))
+        self.drained_at = self.clock.now()
 
     async def _measure(self, poller: MetricsPoller) -> None:
         self.stage = "warm-up"
@@ -629,6 +633,8 @@ class _Step:
             inflight_mean=None,
             own_fault=loop.own_fault,
         )
+        if self.drained_at is not None:
+            facts.inflight_mean, facts.inflight_peak = loop.inflight(clock.started, self.drained_at)
         if loop.opened is None:
             return facts, health
         facts.warmup_s = clock.since_start_s(loop.opened)

@@ -17,6 +17,7 @@ which calls and replies travel as msgpack, each with its length in front.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import gc
@@ -48,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 FULL_SHARE = 0.75
 """Share of a core that one process may be expected to need before the load is split."""
+NOTHING_LEFT = 0.95
+"""Share of a core above which a process would have used more, had there been more."""
 NEAR = 4.0
 """A step tells what another costs if their concurrencies differ by no more than this factor."""
 START_S = 60.0
@@ -66,10 +69,12 @@ class WorkerDied(Exception):
 def workers_for(concurrency: int, steps: Iterable[Facts], url: str, cores: int | None = None) -> int:
     """How many processes it takes to hold ``concurrency`` requests in flight.
 
-    By what the steps measured before have cost: CPU a request in flight, in the step whose concurrency is
-    nearest (a factor of 4 at most), times ``concurrency``. A server gives each of more streams less, so
-    this errs to the safe side going up. As many processes as keep each below ``FULL_SHARE`` of a core;
-    never more than there are cores, of which a server on this machine needs one. One, where no step tells.
+    By what the steps before have cost, the prime step at the top of the ladder first of all: CPU a request
+    in flight, in the step whose concurrency is nearest (a factor of 4 at most), times ``concurrency``. A
+    server gives each of more streams less, so this errs to the safe side going up. A process that had
+    nothing left tells only that it was not enough: twice as many then. As many processes as keep each below
+    ``FULL_SHARE`` of a core; never more than there are cores, of which a server on this machine needs one.
+    One, where no step tells.
     """
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
     most = max(1, cores - (urlsplit(url).hostname in HERE))
@@ -82,7 +87,8 @@ def workers_for(concurrency: int, steps: Iterable[Facts], url: str, cores: int |
             continue
         apart = max(concurrency / in_flight, in_flight / concurrency)
         if apart <= nearest:
-            nearest, need = apart, share * workers * concurrency / in_flight
+            used = 2 * FULL_SHARE if share > NOTHING_LEFT else share
+            nearest, need = apart, used * workers * concurrency / in_flight
     return max(1, min(most, math.ceil(need / FULL_SHARE)))
 
 
@@ -125,7 +131,7 @@ _decode_call = msgspec.msgpack.Decoder(_Call).decode
 _decode_reply = msgspec.msgpack.Decoder(_Reply).decode
 
 
-class _Framed(asyncio.Protocol):
+class _Framed(asyncio.Protocol, abc.ABC):
     """Whole messages over a stream."""
 
     def __init__(self) -> None:
@@ -152,8 +158,8 @@ class _Framed(asyncio.Protocol):
             at += length
         self._rest = data[at:]
 
-    def take(self, message: bytes) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def take(self, message: bytes) -> None: ...
 
     def close(self) -> None:
         if self._transport is not None:

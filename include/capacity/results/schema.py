@@ -147,7 +147,7 @@ class LoadFacts:
     window_s: float | None = None
     """Length of the window: from its opening to the cut."""
     inflight_mean: float | None = None
-    """Time-weighted over the window."""
+    """Time-weighted over the window; of a prime step, which has none, over all of it."""
     inflight_peak: int | None = None
     stop_reason: str | None = None
 
