@@ -57,6 +57,10 @@ def test_a_file_is_judged_and_its_report_published(tmp_path: Path) -> None:
     assert {"report.html", f"{model}/report.html", f"{model}/quality.json", f"{model}/steps.csv"} <= names
     assert done["prefix"] == "runs/import-run-1/1"
     assert verdict["verdict"] == "ok"
+    assert store.read(f"{done['prefix']}/report.md").decode().startswith("# Imported results: result.json\n")
+    assert f"imported from {file.as_uri()} (vllm bench serve / sweep)" in " ".join(
+        store.read(f"{done['prefix']}/report.html").decode().split()
+    )
 
 
 def test_a_rejection_is_a_result_and_moves_nothing(tmp_path: Path) -> None:

@@ -185,6 +185,7 @@ def test_sweep_json_says_what_was_read_and_claims_nothing_else(tmp_path):
     about = SweepDir(FolderStore(tmp_path / "out")).read_json("sweep.json")
     assert (about["source"], about["model"], about["classes"]) == ("imported", "acme/tiny", {})
     assert about["files"] == {"result.json": "vllm bench serve / sweep"}
+    assert about["imported_from"] == [str(tmp_path / "result.json")]
 
 
 @pytest.mark.parametrize(

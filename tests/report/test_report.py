@@ -380,7 +380,8 @@ def test_unchecked_data_says_so(built: Built, tmp_path: Path) -> None:
 
 def test_imported_steps_without_rows_or_limits(tmp_path: Path) -> None:
     sweep = SweepDir(FolderStore(tmp_path))
-    sweep.write_json("sweep.json", {"model": "llama", "source": "study.csv"})
+    about = {"model": "llama", "source": "imported", "imported_from": ["s3://theirs/2026/study.csv"]}
+    sweep.write_json("sweep.json", {**about, "files": {"study.csv": "tidy CSV"}})
     steps = pd.DataFrame(
         {
             "model": "llama",
@@ -393,9 +394,45 @@ def test_imported_steps_without_rows_or_limits(tmp_path: Path) -> None:
     sweep.write_steps(steps)
     build_model_report(sweep)
     page = plain(sweep.read("report.html").decode())
+    assert "Imported results: llama" in page
+    assert "numbers, imported from s3://theirs/2026/study.csv (tidy CSV). They were not measured here" in page
+    assert "of 3 steps of llama, 3 may be used. They say how throughput and latency changed" in page
+    assert "Of completion they say nothing." in page
+    assert "No limit is published for gateways: that takes fresh requests" in page
+    assert 'href="#limits"' not in sweep.read("report.html").decode()
     assert "peaks at 60,500 tok/s at 700, but is no faster than at 500 (60,131 tok/s)." in page
-    assert "No limit was computed for this sweep." in page
     assert "they are unknown, not zero" in page
+    assert "A closed loop keeps" not in page
+
+
+def test_steps_without_limits(tmp_path: Path) -> None:
+    sweep = SweepDir(FolderStore(tmp_path), "in")
+    sweep.write_json("sweep.json", {"model": "llama", "source": "measured"})
+    build_model_report(sweep)
+    build_fleet_report({"llama": sweep}, SweepDir(FolderStore(tmp_path)), {"run_id": "r"})
+    assert "No limit was computed for this sweep." in plain(sweep.read("report.html").decode())
+    assert "No limit was computed in this run." in plain((tmp_path / "report.html").read_text())
+
+
+def test_imports_that_say_little(tmp_path: Path) -> None:
+    sweep = SweepDir(FolderStore(tmp_path), "in")
+    sweep.write_json("sweep.json", {"model": "imported", "source": "imported", "files": {"a": "x", "b": "y"}})
+    rows = [
+        {"model": "m1", "series": "m1", "concurrency": 8, "attempted": 90, "completed": 90},
+        {"model": "m2", "series": "m2", "workload": "rate 4", "attempted": 90, "completed": 80},
+        {"model": "m3", "series": "m3", "concurrency": 4, "invalid": "one wave"},
+    ]
+    sweep.write_steps(pd.DataFrame(rows))
+    build_fleet_report({"imported": sweep}, SweepDir(FolderStore(tmp_path)), {"run_id": "r"})
+    page = (tmp_path / "report.md").read_text()
+    assert page.startswith("# Imported results: 2 files\n")
+    assert "imported from a and b (x and y). They were not measured here" in page
+    assert "of 3 steps of several models, 2 may be used. No traffic was measured at two concurrencies" in page
+    assert "all traffic · m1\n\n- One concurrency alone says nothing about others." in page
+    assert "all traffic · m2\n\n- Requests were sent at a rate; how many were in flight is not known." in page
+    assert "all traffic · m3\n\n- No step may be used." in page
+    assert "## Limits" not in page
+    assert "Serving capacity" not in page
 
 
 def test_repeats_are_pooled_with_a_t_interval() -> None:

@@ -95,7 +95,7 @@ def read(run: ImportRun) -> dict[str, Any]:
     from include.capacity.importers import import_files
 
     with tempfile.TemporaryDirectory(prefix="capacity-import-") as folder:
-        steps = import_files([_local(run, Path(folder))], run.sweep)
+        steps = import_files([_local(run, Path(folder))], run.sweep, named=[run.path])
     files = run.sweep.read_json("sweep.json")["files"]
     for name, kind in files.items():
         log.info("%s: %s", name, kind)
@@ -151,8 +151,7 @@ def report(run: ImportRun) -> str:
     from include.capacity.report.build import build_fleet_report
 
     stages.report(run.sweep)
-    about = {"run_id": run.key, "fleet": f"import of {run.path}"}
-    build_fleet_report({_model(run): run.sweep}, run.overview, run=about)
+    build_fleet_report({_model(run): run.sweep}, run.overview, run={"run_id": run.key})
     return run.overview.url
 
 

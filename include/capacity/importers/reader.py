@@ -44,8 +44,12 @@ def formats() -> list[Format]:
     return [Format(m.NAME, m.EXPECTS, m.recognises, m.read) for m in modules]
 
 
-def import_files(paths: Sequence[str | Path], out: SweepDir) -> pd.DataFrame:
+def import_files(
+    paths: Sequence[str | Path], out: SweepDir, *, named: Sequence[str] | None = None
+) -> pd.DataFrame:
     """Read result files and folders of them into ``out``; returns the step table.
+
+    ``named``: what people call the paths, where these are copies (of objects).
 
     DataError names a file that cannot be read, that no format knows, or that holds no step.
     """
@@ -69,7 +73,8 @@ def import_files(paths: Sequence[str | Path], out: SweepDir) -> pd.DataFrame:
         read_as[document.name] = kind.name
     columns = [*STEP_COLUMNS, *IMPORTED_COLUMNS]
     steps = pd.DataFrame(number_repeats(_told_apart(rows))).reindex(columns=columns)
-    out.write_json("sweep.json", _about(steps, documents, read_as))
+    origin = list(named) if named is not None else [str(path) for path in paths]
+    out.write_json("sweep.json", _about(steps, documents, read_as, origin))
     out.write_steps(steps)
     return steps
 
@@ -107,7 +112,9 @@ def _repeats(file: Path) -> bool:
     return file.name.endswith(SUMMARY) and any(name.startswith("run=") for name in runs)
 
 
-def _about(steps: pd.DataFrame, documents: Sequence[Document], read_as: dict[str, str]) -> dict[str, object]:
+def _about(
+    steps: pd.DataFrame, documents: Sequence[Document], read_as: dict[str, str], origin: list[str]
+) -> dict[str, object]:
     """``sweep.json`` of imported steps: everything that measuring would know is unknown."""
     models = sorted(str(model) for model in steps["model"].dropna().unique())
     hardware = sorted(str(name) for name in steps["hardware"].dropna().unique())
@@ -136,5 +143,6 @@ def _about(steps: pd.DataFrame, documents: Sequence[Document], read_as: dict[str
         "versions": {},
         "seed": 0,
         "problems": [],
+        "imported_from": origin,
         "files": read_as,
     }

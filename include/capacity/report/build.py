@@ -25,7 +25,10 @@ from include.capacity.report.conclusions import (
     changes,
     choice_sentences,
     fleet_sentences,
+    imported_sentences,
     model_sentences,
+    origin,
+    silence,
 )
 from include.capacity.report.data import (
     ModelData,
@@ -51,7 +54,6 @@ from include.capacity.report.tables import (
     stack_table,
     step_tables,
     sure_table,
-    title_of,
 )
 from include.capacity.report.words import (
     STATUS_MEANING,
@@ -64,6 +66,7 @@ from include.capacity.report.words import (
     seconds,
     server_bound_words,
     status_words,
+    title_of,
 )
 from include.capacity.results.store import safe_name
 from include.capacity.results.sweepdir import SweepDir
@@ -81,6 +84,13 @@ SECTIONS = [
 ]
 
 VERDICT_WORDS = {"ok": "yes", "flag": "yes, with findings", "reject": "no", "": "not checked"}
+
+WITHOUT_LIMITS = [
+    (name, {"bound": "What may be concluded"}.get(name, words))
+    for name, words in SECTIONS
+    if name not in ("limits", "sure")
+]
+"""Of an import that nobody asked limits of."""
 
 NO_FINDINGS = "No check of the data found anything."
 NOT_CHECKED = "The data were not checked."
@@ -208,13 +218,16 @@ def model_values(data: ModelData, drawings: Sequence[Drawing]) -> dict[str, Any]
     cards = [limit_card(entry) for entry in data.limits]
     several = [(name, series) for name, series in data.traffic if not data.curve(name, series).empty]
     changed = changes(data)
+    eyebrow = "Imported results" if data.imported else "Serving capacity"
     return {
-        "title": f"Serving capacity: {data.name}",
+        "title": f"{eyebrow}: {data.name}",
+        "eyebrow": eyebrow,
         "model": data.name,
         "simulated": simulated_words([data]),
+        "imported": imported_sentences([data]),
         "css": css(),
         "meta": model_meta(data),
-        "toc": toc(changed),
+        "sections": sections([data], changed),
         "cards": cards,
         "cards_table": limits_table([data]),
         "sure": sure_table([data]),
@@ -237,7 +250,7 @@ def model_values(data: ModelData, drawings: Sequence[Drawing]) -> dict[str, Any]
         "gx": gx_table(data),
         "server": server_table(data),
         "stack": stack_table(data),
-        "method": method(data.sweep.get("bounds") or {}),
+        "method": method([data]),
         "footer": footer(data.sweep.get("run_id")),
     }
 
@@ -247,19 +260,24 @@ def moment(stamp: Any) -> str:
     return f"{str(stamp)[:16].replace('T', ' ')} UTC" if stamp else ""
 
 
-def toc(changed: Sequence[str] | None) -> list[tuple[str, str]]:
-    """(id, name) of the sections; that on changes only where something was compared."""
-    return [entry for entry in SECTIONS if changed is not None or entry[0] != "changed"]
+def sections(models: Sequence[ModelData], changed: Sequence[str] | None) -> dict[str, str]:
+    """Id and name of the sections; those on limits not where nobody could ask for any, that on changes only
+    where something was compared."""
+    without = bool(models) and all(data.imported and not data.limits for data in models)
+    found = dict(WITHOUT_LIMITS if without else SECTIONS)
+    if changed is None:
+        del found["changed"]
+    return found
 
 
 def model_meta(data: ModelData) -> list[str]:
     """The line below the heading."""
     sweep, accelerator = data.sweep, data.sweep.get("accelerator") or {}
     found = [
-        ("served as", sweep.get("served_name")),
+        ("served as", "" if data.imported else sweep.get("served_name")),
         ("run", sweep.get("run_id")),
         ("attempt", sweep.get("attempt")),
-        ("begun", moment(sweep.get("created_at"))),
+        ("imported" if data.imported else "begun", moment(sweep.get("created_at"))),
         ("accelerator", accelerator_words(accelerator)),
         ("stack", sweep.get("stack_id")),
     ]
@@ -336,6 +354,7 @@ def bound_groups(data: ModelData) -> list[dict[str, Any]]:
                 "so nothing exports it."
             )
         sentences += model_sentences(data, name, series)
+        sentences = sentences or [silence(data, name, series)]
         groups.append({"title": title_of(name, series), "sentences": sentences})
     return groups
 
@@ -399,8 +418,16 @@ def trust(data: ModelData) -> dict[str, Any]:
     }
 
 
-def method(bounds: Mapping[str, Any]) -> str:
+def method(models: Sequence[ModelData]) -> str:
     """The method in one paragraph."""
+    if any(data.imported for data in models):
+        return (
+            "Result files become one table, a row a step, in seconds and tokens a second; what a file does "
+            "not say stays unknown. The checks look for steps that never reached the concurrency they print, "
+            "had too few requests, or were bound by the load client; a rejected step is struck out and on no "
+            "curve. Repeats are pooled. Latencies are of completed requests, as the files have them."
+        )
+    bounds = (models[0].sweep.get("bounds") or {}) if models else {}
     prove = number(bounds.get("prove_requests") or 600)
     window = seconds(bounds.get("min_window_s") or 30)
     return (
@@ -439,13 +466,18 @@ def fleet_values(
     """What the fleet's templates show."""
     found = list(models.values())
     fleet = text(run.get("fleet"))
+    imported = any(data.imported for data in found)
+    title = f"Serving capacity{': ' + fleet if fleet else ''}"
+    if imported:
+        title = f"Imported results: {join([origin(data) for data in found])}"
     meta = [
         ("run", run.get("run_id")),
         ("attempt", run.get("attempt")),
         ("begun", moment(run.get("started_at"))),
         ("ended", moment(run.get("ended_at"))),
-        ("models", f"{len(models)} measured" + (f", {len(failed)} failed" if failed else "")),
     ]
+    if not imported:
+        meta.append(("models", f"{len(models)} measured" + (f", {len(failed)} failed" if failed else "")))
     failures = Table("Models without a result in this run.", ["model", "why"], wrap={1})
     for name, why in failed.items():
         failures.add(name, why)
@@ -470,7 +502,7 @@ def fleet_values(
         )
         stacks.add(
             data.name,
-            text(data.sweep.get("served_name")),
+            UNKNOWN if data.imported else text(data.sweep.get("served_name")),
             accelerator_words(data.sweep.get("accelerator") or {}) or UNKNOWN,
             text(data.sweep.get("stack_id")) or UNKNOWN,
         )
@@ -486,21 +518,25 @@ def fleet_values(
         if data.limits
     ]
     bound = [
-        {"title": f"{data.name}, {group['title']}", "sentences": group["sentences"]}
+        {
+            "title": group["title"] if imported else f"{data.name}, {group['title']}",
+            "sentences": group["sentences"],
+        }
         for data in found
         for group in bound_groups(data)
     ]
-    bounds = found[0].sweep.get("bounds") if found else None
     missed = [text(sentence) for sentence in run.get("missed") or []]
     compared = [f"{data.name}, {sentence}" for data in found for sentence in changes(data) or []]
     changed = missed + compared if missed or any(data.compared for data in found) else None
     return {
-        "title": f"Serving capacity{': ' + fleet if fleet else ''}",
-        "heading": f"Serving capacity of {fleet}" if fleet else "Serving capacity of the fleet",
+        "title": title,
+        "heading": title if imported else f"Serving capacity of {fleet or 'the fleet'}",
+        "eyebrow": "Other people's numbers" if imported else "Serving capacity of the fleet",
         "simulated": simulated_words(found),
+        "imported": imported_sentences(found),
         "css": css(),
         "meta": [f"{name} {value}" for name, value in meta if text(value)],
-        "toc": toc(changed),
+        "sections": sections(found, changed),
         "overview": limits_table(found),
         "headlines": fleet_sentences(found),
         "claims": claims,
@@ -515,6 +551,6 @@ def fleet_values(
         "drawings": fleet_drawings(found, history),
         "stacks": stacks,
         "links": [(data.name, f"{safe_name(key)}/report.html") for key, data in models.items()],
-        "method": method(bounds or {}),
+        "method": method(found),
         "footer": footer(run.get("run_id")),
     }

@@ -15,6 +15,8 @@ more raw throughput, lower limit
                 peak at least 5 % higher, and the brackets of the two limits apart.
 which model     Completed requests per second measured at the limit, among proven limits on one
                 accelerator.
+imported        Whose numbers these are, how many of the steps may be used, which kinds of conclusion their
+                columns carry, and why no limit of theirs is published.
 """
 
 from __future__ import annotations
@@ -261,6 +263,77 @@ def choices(models: Sequence[ModelData]) -> dict[str, list[tuple[ModelData, floa
         if rows:
             ranked[service_class] = sorted(rows, key=lambda row: (-row[1], row[0].name))
     return ranked
+
+
+IMPORTED_COLUMNS = {
+    "throughput": ("output_tok_per_s", "total_tok_per_s", "request_per_s"),
+    "latency": tuple(
+        f"{name}_{p}_s" for name in ("ttft", "tpot", "e2e") for p in ("p50", "p95", "p99", "mean")
+    ),
+    "completion": ("completion",),
+}
+"""What may be concluded, and columns of the step table of which one must be known for it."""
+
+
+def origin(data: ModelData) -> str:
+    """What imported numbers were read from, in short: the name of a file or folder, or how many files."""
+    places = _places(data)
+    return str(places[0]).rstrip("/").rpartition("/")[2] if len(places) == 1 else f"{len(places)} files"
+
+
+def imported_sentences(models: Sequence[ModelData]) -> list[str]:
+    """Paragraphs on imported numbers, for the top of a report; empty if all were measured."""
+    return [sentence for data in models if data.imported for sentence in _imported(data)]
+
+
+def _imported(data: ModelData) -> list[str]:
+    places, kinds = _places(data), sorted(set((data.sweep.get("files") or {}).values()))
+    where = join(places) if len(places) <= 3 else f"{len(places)} files, {places[0]} to {places[-1]}"
+    curves = [data.curve(*traffic) for traffic in data.traffic]
+    telling = [curve for curve in curves if len(curve) > 1]
+    seen = {
+        what: any(curve[list(columns)].notna().any(axis=None) for curve in telling)
+        for what, columns in IMPORTED_COLUMNS.items()
+    }
+    carried, missing = ([what for what in seen if bool(seen[what]) is yes] for yes in (True, False))
+    used = int((data.steps["why_unused"] == "").sum())
+    all_steps = f"{number(len(data.steps))} steps of {data.name}"
+    if carried:
+        said = f"They say how {join(carried)} changed with the number of requests in flight"
+        said += f", for {len(telling)} of {len(curves)} kinds of traffic." if len(curves) > 1 else "."
+        said += f" Of {join(missing)} they say nothing." if missing else ""
+    else:
+        said = "No traffic was measured at two concurrencies, so nothing tells how it changes with them."
+    return [
+        f"These are somebody else's numbers, imported from {where}{f' ({join(kinds)})' if kinds else ''}. "
+        "They were not measured here, only put through the checks that our own measurements go through.",
+        f"What may be concluded: of {all_steps}, {number(used)} may be used. {said}"
+        if used
+        else f"Nothing may be concluded: of {all_steps}, none may be used.",
+        "No limit is published for gateways: that takes fresh requests of a known workload, each with its deadline and "
+        "outcome, from a load client that was watched, and result files do not carry this.",
+    ]
+
+
+def silence(data: ModelData, service_class: str, series: str) -> str:
+    """Why there is no conclusion about one kind of traffic."""
+    if not data.imported:
+        return "Nothing that was measured says what bound it."
+    steps = data.steps
+    mine = steps[(steps["service_class"].map(text) == service_class) & (steps["series"].map(text) == series)]
+    used = mine[mine["why_unused"] == ""]
+    if used.empty:
+        return "No step may be used."
+    if used["concurrency"].isna().all():
+        return "Requests were sent at a rate; how many were in flight is not known."
+    if used["concurrency"].nunique() == 1:
+        return "One concurrency alone says nothing about others."
+    return "The files give no throughput."
+
+
+def _places(data: ModelData) -> list[str]:
+    """The paths that imported numbers were read from; where they are not known, the files' names."""
+    return list(data.sweep.get("imported_from") or data.sweep.get("files") or [])
 
 
 def classes_of(models: Sequence[ModelData]) -> list[str]:

@@ -71,6 +71,11 @@ class ModelData:
         return bool(self.sweep.get("simulated"))
 
     @property
+    def imported(self) -> bool:
+        """Whether these are somebody else's numbers."""
+        return text(self.sweep.get("source")) == "imported"
+
+    @property
     def traffic(self) -> list[tuple[str, str]]:
         """(service class, series) of all curves, in the order of the limits, then of the steps."""
         found = [(text(entry.get("class")), text(entry.get("series"))) for entry in self.limits]
@@ -122,8 +127,10 @@ def read_model(sweep: SweepDir) -> ModelData:
         quality=quality,
         compared=bool(limits.get("compared")),
     )
-    if about.get("source") == "imported":
+    if data.imported:
         _name_workloads(data)
+        if steps["model"].nunique() > 1:
+            data.name = "several models"
     return data
 
 

@@ -32,7 +32,16 @@ from include.capacity.report.conclusions import (
 )
 from include.capacity.report.data import FAILURES, Frame, ModelData, bracket_of, exportable, known, text
 from include.capacity.report.style import FAINT, GREEN, INK, LINES, OUTCOME_BARS, RC, VERMILION
-from include.capacity.report.words import OUTCOME_WORDS, count, join, number, percent, rate, seconds
+from include.capacity.report.words import (
+    OUTCOME_WORDS,
+    count,
+    join,
+    number,
+    percent,
+    rate,
+    seconds,
+    title_of,
+)
 from include.capacity.results.store import safe_name
 from include.capacity.words import LimitStatus, Outcome
 
@@ -67,14 +76,13 @@ def model_drawings(data: ModelData) -> list[Drawing]:
         curve = data.curve(service_class, series)
         if curve.empty:
             continue
-        label = service_class + (f", {series}" if series else "")
         stem = "-".join(safe_name(part) for part in (service_class or "all", series) if part)
         for name, draw in FIGURES.items():
             with mpl.rc_context(RC):
                 drawn = draw(data, service_class, series, curve)
             if drawn is not None:
                 figure, title, caption = drawn
-                heading = f"{data.name}, {label}: {title}"
+                heading = f"{data.name}, {title_of(service_class, series)}: {title}"
                 found.append(finished(figure, f"{stem}-{name}", heading, caption, (service_class, series)))
     return found
 
@@ -93,7 +101,7 @@ def fleet_drawings(models: Sequence[ModelData], history: Sequence[Mapping[str, A
         for name, drawn in figures.items():
             if drawn is not None:
                 figure, title, caption = drawn
-                heading = f"{service_class}: {title}"
+                heading = f"{title_of(service_class, series)}: {title}"
                 found.append(finished(figure, name, heading, caption, (service_class, series)))
     return found
 
@@ -478,10 +486,10 @@ def _fleet(models: Sequence[ModelData], service_class: str, series: str) -> Draw
     everywhere = pd.concat(curves.values())
     _concurrency_axis(axes, everywhere.index)
     _legend(figure)
-    sentences.append(
-        "Rings mark the limits; beyond a ring nothing was proven. Bars are 95 % intervals of steps at proof "
-        "size."
-    )
+    if any(exportable(model.limit(service_class, series)) for model in models):
+        sentences.append("Rings mark the limits; beyond a ring nothing was proven.")
+    if any(curve["proof"].any() for curve in curves.values()):
+        sentences.append("Bars are 95 % intervals of steps at proof size.")
     return figure, "completed requests per second against requests in flight", " ".join(sentences)
 
 

@@ -31,6 +31,7 @@ from include.capacity.report.words import (
     seconds,
     spaced,
     status_words,
+    title_of,
 )
 from include.capacity.words import Outcome, Phase
 
@@ -67,11 +68,6 @@ def accelerator_words(accelerator: Mapping[str, Any]) -> str:
     """``8 x MI325X``."""
     kind = text(accelerator.get("kind"))
     return f"{number(accelerator.get('count') or 1)} x {kind}" if kind else ""
-
-
-def title_of(service_class: str, series: str = "") -> str:
-    """A class, with its series where there are several."""
-    return " · ".join(part for part in (service_class or "all traffic", series) if part)
 
 
 def measured_words(entry: Mapping[str, Any]) -> str:

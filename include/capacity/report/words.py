@@ -165,6 +165,11 @@ def spaced(value: Any) -> str:
     return text(value).replace("_", " ")
 
 
+def title_of(service_class: str, series: str = "") -> str:
+    """A class, with its series where there are several."""
+    return " · ".join(part for part in (service_class or "all traffic", series) if part)
+
+
 def status_words(status: Any) -> str:
     """A limit's status for people; an unknown one as it is."""
     return STATUS_WORDS.get(status, spaced(status) or UNKNOWN)
