@@ -15,7 +15,7 @@ PROJECT = Path(__file__).parents[1]
 
 @contextmanager
 def simulated(profile: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """(URL, process) of a server of a shipped profile; ended as by Ctrl-C."""
+    """(URL, process) of a server of a shipped profile, or a file; ended as by Ctrl-C."""
     command = [sys.executable, "-m", "include.capacity", "simulate", "--profile", profile, "--port", "0"]
     with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as server:
         try:

@@ -27,8 +27,10 @@ from include.capacity.policy.base import FREE_PATHS
 from include.capacity.results.spec import Load, StepSpec
 from include.capacity.simulator.profile import PROFILES
 from include.capacity.words import Phase, State
+from scripts.local_stack import free_port
 from tests.gateways import started
 from tests.policy.made import about, entry, limits
+from tests.running import running
 
 SCALE = 5.0
 WINDOW_S = 110.0
@@ -90,7 +92,7 @@ def our_file(kind: Kind, folder: Path, server: str, limit: int, listen: str) -> 
 
 def through(kind: Kind, folder: Path, server: str, change: Callable[[str], str], stop_early: bool) -> StepRun:
     """A step at three times the limit through a gateway with our file, changed."""
-    port = started.free_port()
+    port = free_port()
     text = our_file(kind, folder, server, LIMIT, f"127.0.0.1:{port}")
     file = folder / kind.file
     file.write_text(change(text))
@@ -103,7 +105,7 @@ def through(kind: Kind, folder: Path, server: str, change: Callable[[str], str],
         cap_s=600.0,
         early_stop=stop_early,
     )
-    with started.running(kind.command(folder, file), f"{url}/v1/models", folder / "gateway.log"):
+    with running(kind.command(folder, file), f"{url}/v1/models", folder / "gateway.log"):
         return run_step(
             spec,
             target=Target(f"{url}/", MODEL.served_name, metrics_url=f"{server}/metrics"),
@@ -165,13 +167,13 @@ def test_probes_pass_a_full_gateway(kind: Kind, tmp_path: Path) -> None:
         "ignore_eos": True,
         "stream": True,
     }
-    port = started.free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     with started.simulator(tmp_path / "simulator", "steady", 1.0) as server:
         file = tmp_path / kind.file
         file.write_text(our_file(kind, tmp_path, server, 1, f"127.0.0.1:{port}"))
         with (
-            started.running(kind.command(tmp_path, file), f"{url}/health", tmp_path / "gateway.log"),
+            running(kind.command(tmp_path, file), f"{url}/health", tmp_path / "gateway.log"),
             httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
             client.stream("POST", "/v1/chat/completions", json=body) as answer,
         ):

@@ -12,8 +12,10 @@ import pytest
 
 from include.capacity.config import Gateway
 from include.capacity.policy import policy_files
+from scripts.local_stack import free_port
 from tests.gateways import started
 from tests.policy.made import about, entry, limits
+from tests.running import running
 
 PROXY = Path(__file__).parents[2] / ".venv-litellm" / "bin" / "litellm"
 LIMIT, SENT = 4, 12
@@ -31,10 +33,10 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]
         )
         config = folder / "litellm.yaml"
         config.write_bytes(files["policy/alone/interactive/litellm.yaml"])
-        port = started.free_port()
+        port = free_port()
         url = f"http://127.0.0.1:{port}"
         command = [str(PROXY), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
-        with started.running(
+        with running(
             [*command, "--num_workers", "1"],
             f"{url}/health/liveliness",
             folder / "proxy.log",

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
-import httpx
 import pytest
 from botocore.config import Config
 from moto.server import ThreadedMotoServer
@@ -23,12 +18,14 @@ from include.capacity.publish.publish import publish_run, read_latest, verify_ma
 from include.capacity.results.patient import PatientStore
 from include.capacity.results.store import MULTIPART_FROM_BYTES, FolderStore, S3Store, open_store
 from include.capacity.results.sweepdir import SweepDir
+from scripts.local_stack import free_port
+from tests import running
 from tests.publish.made import limit_entry, small_sweep
 
 MakeClient = Callable[[], Any]
 
 
-def client_for(endpoint: str, key: str = "access", secret: str = "secret-key-1") -> MakeClient:
+def client_for(endpoint: str, key: str = running.ACCESS_KEY, secret: str = running.SECRET_KEY) -> MakeClient:
     config = Config(
         signature_version="s3v4",
         s3={"addressing_style": "path"},
@@ -59,35 +56,10 @@ def moto() -> Iterator[str]:
     server.stop()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def nanio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server that keeps its data as folders and checks signatures."""
-    folder, port = tmp_path_factory.mktemp("nanio"), free_port()
-    (folder / "capacity").mkdir()
-    command = ["serve", "--host", "127.0.0.1", "--port", str(port), "--data-dir", str(folder)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nanio", *command],
-        env={**os.environ, "NANIO_ACCESS_KEY": "access", "NANIO_SECRET_KEY": "secret-key-1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    endpoint = f"http://127.0.0.1:{port}"
-    give_up_at = time.monotonic() + 60
-    while time.monotonic() < give_up_at and process.poll() is None:
-        try:
-            httpx.get(endpoint)
-            break
-        except httpx.TransportError:
-            time.sleep(0.1)
-    yield endpoint
-    process.terminate()
-    process.wait(timeout=30)
+    with running.nanio(tmp_path_factory.mktemp("nanio")) as endpoint:
+        yield endpoint
 
 
 def small(tmp_path: Path) -> tuple[dict[str, SweepDir], SweepDir]:
