@@ -123,7 +123,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--upstream", help="http://HOST:PORT where it finds the server")
 
     sub = command("replicas", replicas, "Plan replicas by hour from the limits and a demand file.")
-    sub.add_argument("limits", type=Path, help="sweep directory, its limits.json, or latest/limits.json")
+    sub.add_argument(
+        "limits", help="sweep directory, its limits.json, or latest/limits.json; may be file:// or s3://"
+    )
     sub.add_argument("--demand", required=True, type=Path, help="CSV or YAML; see the README")
     sub.add_argument("--headroom", type=float, default=0.2, help="share above the demand (default: 0.2)")
     sub.add_argument("--json", action="store_true")

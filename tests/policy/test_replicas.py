@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pandas as pd
 import pytest
 
@@ -20,7 +22,9 @@ from include.capacity.policy.replicas import (
     refused_share,
     replicas_table,
 )
+from include.capacity.results.store import FolderStore, open_store
 from tests.policy.made import about, entry, limits, pair
+from tests.running import ACCESS_KEY, BUCKET, SECRET_KEY, nanio
 
 CHAT = Capacity(limit=25, request_per_s=5.0, prompt_tokens=600, output_tokens=240)
 BATCH = Capacity(limit=100, request_per_s=8.0, prompt_tokens=1700, output_tokens=18)
@@ -211,7 +215,7 @@ def test_capacities_of_a_sweep(tmp_path: Path) -> None:
     capped = entry("interactive", 20, evidence={"concurrency": 25, "request_per_s": 5.0})
     folder = sweep(tmp_path / "out", capped, entry("batch", None))
 
-    found, simulated = read_capacities(folder)
+    found, simulated = read_capacities(str(folder))
 
     assert simulated
     assert found == {
@@ -221,21 +225,68 @@ def test_capacities_of_a_sweep(tmp_path: Path) -> None:
         ),
         ("steady", "batch", "alone"): "no step of proof size passed",
     }
-    assert read_capacities(folder / "limits.json") == (found, simulated)
+    assert read_capacities(str(folder / "limits.json")) == (found, simulated)
 
 
-def test_capacities_of_latest(tmp_path: Path) -> None:
-    sweep(tmp_path / "runs" / "r1" / "1" / "steady", entry("interactive", 25))
-    latest = tmp_path / "latest" / "limits.json"
+def published(folder: Path) -> Path:
+    """``latest/limits.json`` beside the one run that it names."""
+    sweep(folder / "runs" / "r1" / "1" / "steady", entry("interactive", 25))
+    latest = folder / "latest" / "limits.json"
     latest.parent.mkdir()
     one = {**entry("interactive", 25), "model": "steady", "report": "runs/r1/1/steady/report.html"}
     latest.write_text(json.dumps({"updated_by_run": "r1", "limits": [one]}))
+    return latest
 
-    found, _ = read_capacities(latest)
 
-    assert found["steady", "interactive", "alone"] == Capacity(
+LATEST = {
+    ("steady", "interactive", "alone"): Capacity(
         limit=25, request_per_s=5.5, prompt_tokens=575.0, output_tokens=230.0
     )
+}
+
+
+def test_capacities_of_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    latest = published(tmp_path / "a b")
+
+    assert read_capacities(str(latest)) == (LATEST, True)
+    assert read_capacities(latest.as_uri()) == (LATEST, True)
+    monkeypatch.chdir(latest.parent)
+    assert read_capacities("limits.json") == (LATEST, True)
+    assert read_capacities("../runs/r1/1/steady") == (LATEST, True)
+    (tmp_path / "a b" / "runs" / "r1" / "1" / "steady" / "steps.csv").unlink()
+    with pytest.raises(DataError, match=r"steady/steps\.csv: missing; .* limits\.json was measured with"):
+        read_capacities("limits.json")
+
+
+def test_capacities_in_object_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps the credentials it has seen first
+    with nanio(tmp_path / "s3") as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        here = FolderStore(published(tmp_path / "here").parents[1])
+        for prefix in ("", "demo/x/"):
+            there = open_store(f"s3://{BUCKET}/{prefix}")
+            for key in here.keys(""):
+                there.write(key, here.read(key))
+            for name in ("latest/limits.json", "runs/r1/1/steady", "runs/r1/1/steady/limits.json"):
+                assert read_capacities(f"s3://{BUCKET}/{prefix}{name}") == (LATEST, True), name
+        file = tmp_path / "demand.csv"
+        file.write_text(ROWS + "8,steady,interactive,12,575,230,\n")
+        where = f"s3://{BUCKET}/demo/x/latest/limits.json"
+        assert main(["replicas", where, "--demand", str(file)]) == 0
+        assert "08     3 replicas" in capsys.readouterr().out
+        assert main(["replicas", f"s3://{BUCKET}/nothing", "--demand", str(file)]) == 2
+        assert f"s3://{BUCKET}/nothing: expected limits.json of a sweep" in capsys.readouterr().err
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+        monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+        assert main(["replicas", where, "--demand", str(file)]) == 3
+        assert "the object store refused the credentials" in capsys.readouterr().err
 
 
 def test_unknown_rates_and_imported_limits_are_not_planned_with(tmp_path: Path) -> None:
@@ -246,13 +297,13 @@ def test_unknown_rates_and_imported_limits_are_not_planned_with(tmp_path: Path) 
     shared = sweep(tmp_path / "c", *pair(12, 50))
 
     key = ("steady", "interactive", "alone")
-    assert read_capacities(unknown)[0][key] == "the rate and the lengths at the limit are not known"
-    assert read_capacities(imported)[0][key] == "imported, not measured by us"
-    assert set(read_capacities(shared)[0]) == {
+    assert read_capacities(str(unknown))[0][key] == "the rate and the lengths at the limit are not known"
+    assert read_capacities(str(imported))[0][key] == "imported, not measured by us"
+    assert set(read_capacities(str(shared))[0]) == {
         ("steady", name, "shared") for name in ("interactive", "batch")
     }
     with pytest.raises(DataError, match=r"nothing: expected limits\.json of a sweep"):
-        read_capacities(tmp_path / "nothing")
+        read_capacities(str(tmp_path / "nothing"))
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

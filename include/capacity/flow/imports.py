@@ -24,7 +24,7 @@ from include.capacity.flow import sweep as stages
 from include.capacity.flow.connection import publish_store, s3_client
 from include.capacity.flow.params import Params, parse_params
 from include.capacity.flow.tasks import log_findings, run_key
-from include.capacity.results.store import FolderStore, Store, open_store
+from include.capacity.results.store import FolderStore, Store, open_object
 from include.capacity.results.sweepdir import SweepDir
 
 log = logging.getLogger(__name__)
@@ -104,14 +104,11 @@ def read(run: ImportRun) -> dict[str, Any]:
 
 def _local(run: ImportRun, folder: Path) -> Path:
     """The path on this machine; objects are downloaded into ``folder`` under their names below the prefix."""
-    source = open_store(run.path, run.s3)
+    source, name = open_object(run.path, run.s3)
     if isinstance(source, FolderStore):
-        return source.root
-    above, _, name = run.path.rstrip("/").rpartition("/")
-    if not above.endswith("/"):  # not a bucket alone
-        parent = open_store(above, run.s3)
-        if parent.exists(name):
-            return _downloaded(parent, [name], folder) / name
+        return source.root / name
+    if name:
+        return _downloaded(source, [name], folder) / name
     keys = source.keys()
     if not keys:
         raise DataError(f"{run.path}: no such object, and none below it")

@@ -32,7 +32,7 @@ from pydantic import BeforeValidator, Field
 
 from include.capacity.config import Strict, parse_yaml, read_text, validate
 from include.capacity.errors import ConfigError, DataError, NoLimit
-from include.capacity.results.store import FolderStore
+from include.capacity.results.store import open_object, open_store
 from include.capacity.results.sweepdir import SweepDir
 from include.capacity.words import EXPORTABLE
 
@@ -101,34 +101,41 @@ def read_demand(path: Path) -> list[Demand]:
     return found
 
 
-def read_capacities(path: Path) -> tuple[dict[Key, Capacity | str], bool]:
+def read_capacities(where: str) -> tuple[dict[Key, Capacity | str], bool]:
     """(capacity or why there is none, of each limit; whether a server was simulated).
 
-    ``path``: a sweep directory (published or not), its ``limits.json``, or a ``latest/limits.json`` beside
-    the runs it names. DataError if it is none of these.
+    ``where``: path, ``file://`` or ``s3://`` of a sweep directory (published or not), of its ``limits.json``,
+    or of a ``latest/limits.json`` beside the runs it names. DataError if it is none of these.
     """
-    file = path / "limits.json" if path.is_dir() else path
+    store, name = open_object(where)
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(store.read(name or "limits.json"))
         entries = list(found["limits"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file}: expected limits.json of a sweep or of latest/: {error}") from error
+        raise DataError(f"{where}: expected limits.json of a sweep or of latest/: {error}") from error
     latest = "updated_by_run" in found
+    if latest:
+        store = open_store(store.url.rpartition("/")[0])
+    sweeps: dict[str, tuple[dict[str, Any], pd.DataFrame]] = {}
     result: dict[Key, Capacity | str] = {}
-    simulated = False
     for entry in entries:
-        folder = (file.parent.parent / str(entry["report"])).parent if latest else file.parent
-        sweep = SweepDir(FolderStore(folder))
-        for name in ("sweep.json", "steps.csv"):
-            if not sweep.exists(name):
-                raise DataError(
-                    f"{folder}/{name}: missing; the lengths that {file} was measured with are there"
-                )
-        about = sweep.read_json("sweep.json")
-        simulated |= bool(about.get("simulated"))
+        folder = str(entry["report"]).rpartition("/")[0] if latest else ""
+        if folder not in sweeps:
+            sweeps[folder] = _measured(SweepDir(store, folder), where)
+        about, steps = sweeps[folder]
         key = (str(about["model"]), str(entry["class"]), str(entry.get("measured") or "alone"))
-        result[key] = _capacity(entry, about, sweep.steps())
-    return result, simulated
+        result[key] = _capacity(entry, about, steps)
+    return result, any(bool(about.get("simulated")) for about, _ in sweeps.values())
+
+
+def _measured(sweep: SweepDir, where: str) -> tuple[dict[str, Any], pd.DataFrame]:
+    """What a limit was measured with, and its steps."""
+    try:
+        return sweep.read_json("sweep.json"), sweep.steps()
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{error.filename or error}: missing; the lengths that {where} was measured with are there"
+        ) from error
 
 
 def _capacity(entry: Mapping[str, Any], about: Mapping[str, Any], steps: pd.DataFrame) -> Capacity | str:

@@ -310,8 +310,8 @@ def _imported(data: ModelData) -> list[str]:
         f"What may be concluded: of {all_steps}, {number(used)} may be used. {said}"
         if used
         else f"Nothing may be concluded: of {all_steps}, none may be used.",
-        "No limit is published for gateways: that takes fresh requests of a known workload, each with its deadline and "
-        "outcome, from a load client that was watched, and result files do not carry this.",
+        "No limit is published for gateways: that takes fresh requests of a known workload, each with its "
+        "deadline and outcome, from a load client that was watched, and result files do not carry this.",
     ]
 
 

@@ -132,6 +132,20 @@ def open_store(
     raise ConfigError(f"{url!r}: expected file:///path or s3://bucket/prefix")
 
 
+def open_object(url: str, s3_client: Callable[[], Any] | None = None) -> tuple[Store, str]:
+    """(store, key) of the object that ``url`` names; key "" where it names a folder, a prefix or nothing."""
+    store = open_store(url, s3_client)
+    if isinstance(store, FolderStore):
+        root = store.root.resolve()
+        return (FolderStore(root.parent), root.name) if root.is_file() else (store, "")
+    above, _, name = url.rstrip("/").rpartition("/")
+    if not above.endswith("/"):  # not a bucket alone
+        parent = open_store(above, s3_client)
+        if parent.exists(name):
+            return parent, name
+    return store, ""
+
+
 def _encryption(url: str, query: str) -> dict[str, str | None]:
     """The encryption that a URL's query asks for; ConfigError for anything else in it."""
     found: dict[str, str | None] = {
