@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from include.capacity.words import LimitStatus, StopReason
+from include.capacity.words import EXPORTABLE, LimitStatus, StopReason
 
 OBJECTIVES = {
     "ttft": "had the first token within {}",
@@ -28,6 +28,15 @@ NO_LIMIT = {
 def without_limit(status: LimitStatus, reason: str) -> str:
     """The sentence for a class without a limit."""
     return f"{NO_LIMIT[status]}: {reason}."
+
+
+def why_not(entry: Mapping[str, Any], about: Mapping[str, Any]) -> str | None:
+    """Why no gateway and no plan may use a limit; None if they may. ``about``: the sweep's ``sweep.json``."""
+    if entry.get("limit") is None or entry.get("status") not in EXPORTABLE:
+        return str(entry.get("reason") or entry.get("claim") or f"status {entry.get('status')}")
+    if (entry.get("source") or about.get("source") or "measured") != "measured":
+        return "imported, not measured by us"
+    return None
 
 
 def claim(entry: Mapping[str, Any], *, simulated: bool) -> str:

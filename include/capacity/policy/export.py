@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import Any
 
 from include.capacity.config import Gateway, Retries, validate
+from include.capacity.limits.claims import why_not
 from include.capacity.policy.base import ClassLimit, NotPossible, Policy, one_line
 from include.capacity.results.store import safe_name
-from include.capacity.words import EXPORTABLE
 
 FORMATS = {
     "litellm": "include.capacity.policy.litellm",
@@ -104,10 +104,8 @@ def _policy(
     """The policy of these limits, or why there is none."""
     parts = []
     for entry in entries:
-        if entry.get("limit") is None or entry.get("status") not in EXPORTABLE:
-            return str(entry.get("reason") or entry.get("claim") or f"status {entry.get('status')}")
-        if (entry.get("source") or about.get("source") or "measured") != "measured":
-            return "imported, not measured by us"
+        if unusable := why_not(entry, about):
+            return unusable
         name = str(entry["class"])
         if not CLASS_NAME.fullmatch(name):  # it becomes a path at the gateway
             return f"{name!r} is no name of a class"

@@ -32,9 +32,9 @@ from pydantic import BeforeValidator, Field
 
 from include.capacity.config import Strict, parse_yaml, read_text, validate
 from include.capacity.errors import ConfigError, DataError, NoLimit
+from include.capacity.limits.claims import why_not
 from include.capacity.results.store import open_object, open_store
 from include.capacity.results.sweepdir import SweepDir
-from include.capacity.words import EXPORTABLE
 
 HOURS = range(24)
 HEADROOM = 0.2
@@ -140,10 +140,8 @@ def _measured(sweep: SweepDir, where: str) -> tuple[dict[str, Any], pd.DataFrame
 
 def _capacity(entry: Mapping[str, Any], about: Mapping[str, Any], steps: pd.DataFrame) -> Capacity | str:
     """What a limit's entry and the steps that proved it say, or why they say nothing."""
-    if entry.get("limit") is None or entry.get("status") not in EXPORTABLE:
-        return str(entry.get("reason") or entry.get("claim") or f"status {entry.get('status')}")
-    if (entry.get("source") or about.get("source") or "measured") != "measured":
-        return "imported, not measured by us"
+    if unusable := why_not(entry, about):
+        return unusable
     evidence = entry.get("evidence") or {}
     at, rate = evidence.get("concurrency"), evidence.get("request_per_s")
     phases = ("shared",) if entry.get("measured") == "shared" else ("prove", "grid")

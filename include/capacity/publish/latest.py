@@ -17,10 +17,11 @@ from datetime import datetime
 from typing import Any
 
 from include.capacity.errors import PublishError, WriteConflict
+from include.capacity.limits.claims import why_not
 from include.capacity.publish.documents import SCHEMA, age_s, as_json, check, stamp
 from include.capacity.results.plain import finite
 from include.capacity.results.store import Store, safe_name
-from include.capacity.words import EXPORTABLE, LimitStatus
+from include.capacity.words import LimitStatus
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ def latest_limits(
             key = (model, str(limit["class"]), str(limit.get("measured") or "alone"))
             at = {"model": key[0], "class": key[1], "measured": key[2]}
             measured_at = about[model].get("created_at") or stamp(now)
-            why = why_not(limit, about[model], own_classes, model) or _overtaken(
+            why = _not_current(limit, about[model], own_classes, model) or _overtaken(
                 entries.get(key), measured_at
             )
             if why is None:
@@ -161,17 +162,15 @@ def latest_limits(
     return finite(latest), moved, kept
 
 
-def why_not(
+def _not_current(
     limit: Mapping[str, Any],
     about: Mapping[str, Any],
     own_classes: Mapping[str, Mapping[str, Any]] | None,
     model: str,
 ) -> str | None:
     """Why a limit may not become the current one; None if it may."""
-    if limit.get("limit") is None or limit.get("status") not in EXPORTABLE:
-        return str(limit.get("reason") or limit.get("claim") or f"status {limit.get('status')}")
-    if (limit.get("source") or about.get("source") or "measured") != "measured":
-        return "imported, not measured by us"
+    if unusable := why_not(limit, about):
+        return unusable
     if own_classes is not None:
         name = str(limit["class"])
         own = (own_classes.get(model) or {}).get(name)
