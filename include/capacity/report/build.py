@@ -37,6 +37,7 @@ from include.capacity.report.data import (
     known,
     read_model,
     text,
+    traffic_of,
 )
 from include.capacity.report.figures import Drawing, fleet_drawings, model_drawings
 from include.capacity.report.tables import (
@@ -300,7 +301,7 @@ def limit_card(entry: Mapping[str, Any]) -> dict[str, Any]:
     ]
     status = text(entry.get("status"))
     return {
-        "title": title_of(text(entry.get("class")), text(entry.get("series"))),
+        "title": title_of(*traffic_of(entry)),
         "status": status,
         "status_words": status_words(status),
         "limit": number(entry["limit"]) if exportable(entry) else None,
@@ -331,8 +332,7 @@ def sure_notes(models: Sequence[ModelData]) -> list[str]:
                 status = text(entry.get("status"))
                 meaning = STATUS_MEANING.get(status, "")
                 found.append(
-                    f"{data.name}, {title_of(text(entry.get('class')), text(entry.get('series')))}: "
-                    f"{status_words(status)}. {meaning}"
+                    f"{data.name}, {title_of(*traffic_of(entry))}: {status_words(status)}. {meaning}"
                 )
     return found
 

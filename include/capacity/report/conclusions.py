@@ -25,7 +25,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from include.capacity.limits.plateaus import CAUSES, CHANGES, causes_of
-from include.capacity.report.data import FAILURES, Frame, ModelData, bracket_of, exportable, known, text
+from include.capacity.report.data import (
+    FAILURES,
+    Frame,
+    ModelData,
+    bracket_of,
+    exportable,
+    known,
+    text,
+    traffic_of,
+)
 from include.capacity.report.words import count, join, number, percent, plateau_words, rate, seconds
 from include.capacity.words import LimitStatus, Outcome
 
@@ -90,7 +99,7 @@ def limit_and_peak_sentences(data: ModelData, service_class: str, series: str = 
     limit = data.limit(service_class, series)
     curve = data.curve(service_class, series)
     column = throughput_column(curve)
-    if not exportable(limit) or limit is None or column is None or curve[column].dropna().empty:
+    if not exportable(limit) or column is None or curve[column].dropna().empty:
         return []
     peak = int(curve[column].idxmax())
     if peak <= limit["limit"]:
@@ -147,7 +156,7 @@ def failure_clause(data: ModelData, service_class: str, series: str, at: int) ->
 def first_failure_sentences(data: ModelData, service_class: str, series: str = "") -> list[str]:
     """What goes wrong first above the limit."""
     limit = data.limit(service_class, series)
-    if not exportable(limit) or limit is None:
+    if not exportable(limit):
         return []
     for at in data.curve(service_class, series).index:
         if at > limit["limit"] and (clause := failure_clause(data, service_class, series, int(at))):
@@ -189,8 +198,7 @@ def plateau_sentences(data: ModelData, service_class: str, series: str = "") -> 
     found = []
     for entry in data.saturation:
         flat = entry.get("plateau")
-        mine = (text(entry.get("class")), text(entry.get("series"))) == (service_class, series)
-        if mine and flat:
+        if flat and traffic_of(entry) == (service_class, series):
             found.append(
                 f"Throughput is flat from {number(flat['from'])} to {number(flat['to'])}; what set it: "
                 f"{plateau_words(flat['set_by'])}. To move it: {flat['change']}."
@@ -319,8 +327,7 @@ def silence(data: ModelData, service_class: str, series: str) -> str:
     """Why there is no conclusion about one kind of traffic."""
     if not data.imported:
         return "Nothing that was measured says what bound it."
-    steps = data.steps
-    mine = steps[(steps["service_class"].map(text) == service_class) & (steps["series"].map(text) == series)]
+    mine = data.steps_of(service_class, series)
     used = mine[mine["why_unused"] == ""]
     if used.empty:
         return "No step may be used."
@@ -472,7 +479,7 @@ def limit_words(limit: Mapping[str, Any]) -> str:
 def _usable(data: ModelData, service_class: str) -> bool:
     """Whether there is a limit whose number may be used, of the class alone on the server."""
     limit = data.limit(service_class)
-    return exportable(limit) and limit is not None and limit.get("measured") != "shared"
+    return exportable(limit) and limit.get("measured") != "shared"
 
 
 def _proven(data: ModelData, service_class: str) -> bool:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import pandas as pd
@@ -47,8 +47,6 @@ PHASE_RANK = {Phase.GRID: 0, Phase.PROVE: 0, Phase.SCOUT: 1, Phase.BASELINE: 2}
 """Which phases are on a curve, the most trustworthy first; an imported step has no phase and counts as 1."""
 
 COUNTS = ("attempted", "completed", "objective_met", "n_effective", *FAILURES, "ttft_n", "tpot_n", "e2e_n")
-
-EXPORTABLE_WORDS = frozenset(status.value for status in EXPORTABLE)
 
 
 @dataclass
@@ -78,7 +76,7 @@ class ModelData:
     @property
     def traffic(self) -> list[tuple[str, str]]:
         """(service class, series) of all curves, in the order of the limits, then of the steps."""
-        found = [(text(entry.get("class")), text(entry.get("series"))) for entry in self.limits]
+        found = [traffic_of(entry) for entry in self.limits]
         found += list(zip(self.steps["service_class"].map(text), self.steps["series"].map(text), strict=True))
         return list(dict.fromkeys(found))
 
@@ -88,21 +86,25 @@ class ModelData:
 
     def limit(self, service_class: str, series: str = "") -> dict[str, Any] | None:
         """The entry of ``limits.json``, if there is one; that measured alone goes before a shared one."""
-        found = [
-            entry
-            for entry in self.limits
-            if text(entry.get("class")) == service_class and text(entry.get("series")) == series
-        ]
+        found = [entry for entry in self.limits if traffic_of(entry) == (service_class, series)]
         return min(found, key=lambda entry: entry.get("measured") == "shared", default=None)
 
     def curve(self, service_class: str, series: str = "") -> Frame:
         """One row per concurrency (the index, ascending); see the module's docstring."""
-        mine = self.steps[
-            (self.steps["service_class"].map(text) == service_class)
-            & (self.steps["series"].map(text) == series)
-            & (self.steps["why_unused"] == "")
+        mine = self.steps_of(service_class, series)
+        return curve_of(mine[mine["why_unused"] == ""])
+
+    def steps_of(self, service_class: str, series: str = "") -> Frame:
+        """The steps of one kind of traffic, those that are not used, too."""
+        steps = self.steps
+        return steps[
+            (steps["service_class"].map(text) == service_class) & (steps["series"].map(text) == series)
         ]
-        return curve_of(mine)
+
+
+def traffic_of(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """(service class, series) of an entry of ``limits.json``."""
+    return text(entry.get("class")), text(entry.get("series"))
 
 
 def read_model(sweep: SweepDir) -> ModelData:
@@ -251,13 +253,9 @@ def t_half_width(values: Frame) -> float:
     return mean_half_width(values.dropna().to_numpy(float))
 
 
-def exportable(limit: Mapping[str, Any] | None) -> bool:
+def exportable(limit: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
     """Whether a limit's number may be used: proven, or proven up to here."""
-    return (
-        limit is not None
-        and known(limit.get("limit")) is not None
-        and limit.get("status") in EXPORTABLE_WORDS
-    )
+    return limit is not None and known(limit.get("limit")) is not None and limit.get("status") in EXPORTABLE
 
 
 def bracket_of(entry: Any) -> tuple[float | None, float | None]:

@@ -458,7 +458,7 @@ def _fleet(models: Sequence[ModelData], service_class: str, series: str) -> Draw
         tops.append(float(curve["request_per_s"].max()))
         tops.append(min(2 * tops[-1], float(shown["request_per_s_high"].max())))
         limit = model.limit(service_class, series)
-        x = known(limit["limit"]) if exportable(limit) and limit else None
+        x = known(limit["limit"]) if exportable(limit) else None
         best = int(curve["request_per_s"].idxmax())
         most = curve.at[best, "request_per_s"]
         sentence = f"{model.name}: at most {rate(most)} completed requests/s, at {number(best)}"
@@ -623,13 +623,8 @@ def _legend_text(label: str) -> str:
 
 
 def _unused(axes: Axes, data: ModelData, service_class: str, series: str, column: str) -> None:
-    steps = data.steps
-    mine = steps[
-        (steps["service_class"].map(text) == service_class)
-        & (steps["series"].map(text) == series)
-        & (steps["why_unused"] != "")
-        & steps[column].notna()
-    ]
+    steps = data.steps_of(service_class, series)
+    mine = steps[(steps["why_unused"] != "") & steps[column].notna()]
     if len(mine):
         axes.plot(
             mine["concurrency"], mine[column], "x", color=FAINT, ms=7, mew=1.5, label="not used (rejected)"
@@ -639,7 +634,7 @@ def _unused(axes: Axes, data: ModelData, service_class: str, series: str, column
 def _finish(axes: Axes, data: ModelData, service_class: str, series: str, curve: Frame) -> None:
     limit = data.limit(service_class, series)
     _concurrency_axis(axes, curve.index)
-    if exportable(limit) and limit:
+    if exportable(limit):
         at = float(limit["limit"])
         axes.axvline(at, color=INK, linestyle=":", linewidth=1.4, zorder=1)
         _label(axes, at, f"limit {number(at)}", 0.98, top=True)

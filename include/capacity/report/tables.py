@@ -18,6 +18,7 @@ from include.capacity.report.data import (
     exportable,
     known,
     text,
+    traffic_of,
 )
 from include.capacity.report.words import (
     OUTCOME_WORDS,
@@ -107,7 +108,7 @@ def limits_table(models: Sequence[ModelData]) -> Table:
             _, high = bracket_of(entry.get("bracket"))
             table.add(
                 data.name,
-                title_of(text(entry.get("class")), text(entry.get("series"))),
+                title_of(*traffic_of(entry)),
                 number(entry["limit"]) if exportable(entry) else UNKNOWN,
                 status_words(entry.get("status")),
                 number(high),
@@ -125,7 +126,7 @@ def at_limit(data: ModelData, entry: Mapping[str, Any]) -> Mapping[str, Any]:
     """The curve's row at a limit measured alone; empty if there is none."""
     if not exportable(entry) or entry.get("measured") == "shared":
         return {}
-    curve = data.curve(text(entry.get("class")), text(entry.get("series")))
+    curve = data.curve(*traffic_of(entry))
     limit = int(entry["limit"])
     return dict(curve.loc[limit]) if limit in curve.index else {}
 
@@ -158,7 +159,7 @@ def sure_table(models: Sequence[ModelData]) -> Table:
             proof = proof_of(data, entry)
             table.add(
                 data.name,
-                title_of(text(entry.get("class")), text(entry.get("series"))),
+                title_of(*traffic_of(entry)),
                 number(entry["limit"]),
                 number(proof["n"]),
                 number(proof["n_effective"]),
@@ -195,8 +196,7 @@ def proof_of(data: ModelData, entry: Mapping[str, Any]) -> dict[str, float | Non
 
 def step_tables(data: ModelData, service_class: str, series: str) -> list[Table]:
     """One class's steps: completion, throughput, latency, and means over repeats."""
-    steps = data.steps
-    mine = steps[(steps["service_class"].map(text) == service_class) & (steps["series"].map(text) == series)]
+    mine = data.steps_of(service_class, series)
     order = mine["phase"].map(lambda p: PHASE_ORDER.index(p) if p in PHASE_ORDER else -1)
     mine = mine.assign(order=order).sort_values(["concurrency", "order", "repeat"], kind="stable")
     title = title_of(service_class, series)
@@ -361,7 +361,7 @@ def saturation_table(data: ModelData) -> Table:
     )
     for entry in data.saturation:
         table.add(
-            title_of(text(entry.get("class")), text(entry.get("series"))),
+            title_of(*traffic_of(entry)),
             number(entry.get("concurrency_at_peak")),
             rate(entry.get("peak_total_tok_per_s")),
             seconds(entry.get("e2e_p99_at_peak_s")),
