@@ -168,6 +168,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
         "safe_css": Markup,  # our own file
         "md": markdown_text,
         "md_table": markdown_table,
+        "md_list": markdown_list,
     }
     written = environment.get_template(template).render(values)
     return re.sub(r"\n{3,}", "\n\n", written) if template.endswith(".md.j2") else written
@@ -193,6 +194,11 @@ def markdown_table(table: Table) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def markdown_list(sentences: Sequence[str], otherwise: str = "") -> str:
+    """A list, or what to say where there is none."""
+    return "".join(f"- {markdown_text(sentence)}\n" for sentence in sentences) or f"{otherwise}\n"
 
 
 def svg_file(drawing: Drawing) -> str:
@@ -467,9 +473,6 @@ def fleet_values(
     found = list(models.values())
     fleet = text(run.get("fleet"))
     imported = any(data.imported for data in found)
-    title = f"Serving capacity{': ' + fleet if fleet else ''}"
-    if imported:
-        title = f"Imported results: {join([origin(data) for data in found])}"
     meta = [
         ("run", run.get("run_id")),
         ("attempt", run.get("attempt")),
@@ -529,8 +532,9 @@ def fleet_values(
     compared = [f"{data.name}, {sentence}" for data in found for sentence in changes(data) or []]
     changed = missed + compared if missed or any(data.compared for data in found) else None
     return {
-        "title": title,
-        "heading": title if imported else f"Serving capacity of {fleet or 'the fleet'}",
+        "title": f"Imported results: {join([origin(data) for data in found])}"
+        if imported
+        else f"Serving capacity of {fleet or 'the fleet'}",
         "eyebrow": "Other people's numbers" if imported else "Serving capacity of the fleet",
         "simulated": simulated_words(found),
         "imported": imported_sentences(found),
@@ -546,8 +550,7 @@ def fleet_values(
         "bound": bound,
         "changes": changed,
         "trust": checked,
-        "choice": choice_sentences(found),
-        "actions": [sentence for data in found for sentence in actions(data)],
+        "actions": [*choice_sentences(found), *(sentence for data in found for sentence in actions(data))],
         "drawings": fleet_drawings(found, history),
         "stacks": stacks,
         "links": [(data.name, f"{safe_name(key)}/report.html") for key, data in models.items()],
