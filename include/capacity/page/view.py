@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from include.capacity.errors import PublishError
 from include.capacity.page.files import NotPublished, read_manifest
-from include.capacity.publish.documents import check
+from include.capacity.publish.documents import check, moment
 from include.capacity.publish.history import read_history
 from include.capacity.publish.latest import read_latest
 from include.capacity.report.words import (
@@ -464,15 +464,6 @@ def run_page(manifest: Entry, url: str, now: datetime | None = None) -> dict[str
 
 
 # -- words
-
-
-def moment(stamp: Any) -> datetime | None:
-    """A time stamp as a time; None if it is not one."""
-    try:
-        found = datetime.fromisoformat(str(stamp))
-    except ValueError:
-        return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def when(at: datetime | None) -> str:

@@ -37,13 +37,19 @@ def stamp(at: datetime) -> str:
     return at.astimezone(UTC).replace(microsecond=0).isoformat()
 
 
+def moment(stamp: Any) -> datetime | None:
+    """A time stamp as a time; None if it is not one."""
+    try:
+        found = datetime.fromisoformat(str(stamp))
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
 def age_s(since: str, now: datetime) -> float | None:
     """Seconds since a time stamp; None if it is not one."""
-    try:
-        begun = datetime.fromisoformat(since)
-    except (TypeError, ValueError):
-        return None
-    return max(0.0, (now - (begun if begun.tzinfo else begun.replace(tzinfo=UTC))).total_seconds())
+    begun = moment(since)
+    return None if begun is None else max(0.0, (now - begun).total_seconds())
 
 
 def as_json(data: Any) -> bytes:

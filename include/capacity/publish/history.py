@@ -124,7 +124,7 @@ def read_history(store: Store, newest: int | None = None) -> list[dict[str, Any]
             found = [entry for key in _keys(store) for entry in _entries(store, key)]
         except FileNotFoundError:
             continue  # compacted while we read
-        entries = sorted(_once(found), key=lambda entry: (entry["published_at"], entry["run_id"]))
+        entries = _once(found)
         return entries if newest is None else entries[-newest:] if newest else []
     raise PublishError(f"{store.url}/{FOLDER}: changes faster than it can be read")
 
@@ -161,10 +161,7 @@ def _compact_month(store: Store, month: str, singles: list[tuple[str, dict[str, 
         before = _parsed(store, key, data)
     except FileNotFoundError:
         before, version = [], None
-    merged = sorted(
-        _once([*before, *(entry for _, entry in singles)]),
-        key=lambda entry: (entry["published_at"], entry["run_id"]),
-    )
+    merged = _once([*before, *(entry for _, entry in singles)])
     document = {"schema": SCHEMA, "month": month, "entries": merged}
     check(document, "history-month", f"{store.url}/{key}")
     try:
@@ -194,10 +191,10 @@ def _parsed(store: Store, key: str, data: bytes) -> list[dict[str, Any]]:
 
 
 def _once(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each run once: its highest attempt."""
+    """Each run once: its highest attempt; in the order of publication."""
     best: dict[str, dict[str, Any]] = {}
     for entry in entries:
         known = best.get(entry["run_id"])
         if known is None or entry["attempt"] > known["attempt"]:
             best[entry["run_id"]] = entry
-    return list(best.values())
+    return sorted(best.values(), key=lambda entry: (entry["published_at"], entry["run_id"]))
