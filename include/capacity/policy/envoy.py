@@ -17,7 +17,7 @@ from include.capacity.policy.base import FREE_PATHS, ClassLimit, Policy, divisio
 FILE = "envoy.yaml"
 
 TYPES = "type.googleapis.com/envoy.extensions"
-RETRY_ON = "connect-failure,refused-stream,reset,retriable-status-codes"
+RETRY_ON = ("connect-failure", "refused-stream", "reset", "retriable-status-codes")
 RETRIABLE = [429, 503]
 
 
@@ -42,6 +42,12 @@ def limits_of(policy: Policy, item: ClassLimit) -> dict[str, int]:
     """Connections, pending requests, requests in flight and parallel retries of one Envoy."""
     each = policy.divided(item, policy.gateway.replicas, "Envoys")
     return {"connections": 2 * each + 1, "pending": each, "requests": each, "retries": each}
+
+
+def backoff_s(item: ClassLimit) -> tuple[float, float]:
+    """The first pause before a retry and the longest; Envoy takes none below a millisecond."""
+    first_s = max(0.001, item.retries.backoff_s)
+    return first_s, 10 * first_s
 
 
 def _listener(policy: Policy) -> dict[str, Any]:
@@ -91,14 +97,14 @@ def _route(policy: Policy, item: ClassLimit) -> dict[str, Any]:
     if policy.shared:
         route["prefix_rewrite"] = "/"
     if item.retries.attempts:
-        backoff_s = max(0.001, item.retries.backoff_s)
+        first_s, longest_s = backoff_s(item)
         route["retry_policy"] = {
-            "retry_on": RETRY_ON,
+            "retry_on": ",".join(RETRY_ON),
             "retriable_status_codes": RETRIABLE,
             "num_retries": item.retries.attempts,
             "retry_back_off": {
-                "base_interval": f"{backoff_s:.3f}s",
-                "max_interval": f"{10 * backoff_s:.3f}s",
+                "base_interval": f"{first_s:.3f}s",
+                "max_interval": f"{longest_s:.3f}s",
             },
         }
     return {"match": {"prefix": policy.path(item)}, "route": route}

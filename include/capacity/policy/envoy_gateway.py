@@ -17,7 +17,7 @@ from include.capacity.policy.base import (
     heading,
     to_yaml,
 )
-from include.capacity.policy.envoy import RETRIABLE, limits_of
+from include.capacity.policy.envoy import RETRIABLE, RETRY_ON, backoff_s, limits_of
 
 FILE = "envoy-gateway.yaml"
 
@@ -50,17 +50,17 @@ def _document(policy: Policy, item: ClassLimit) -> dict[str, Any]:
         "timeout": {"http": {"requestTimeout": _duration(item.deadline_s)}},
     }
     if item.retries.attempts:
-        backoff_s = max(0.001, item.retries.backoff_s)
+        first_s, longest_s = backoff_s(item)
         spec["retry"] = {
             "numRetries": item.retries.attempts,
             "retryOn": {
-                "triggers": ["connect-failure", "refused-stream", "reset", "retriable-status-codes"],
+                "triggers": list(RETRY_ON),
                 "httpStatusCodes": RETRIABLE,
             },
             "perRetry": {
                 "backOff": {
-                    "baseInterval": _duration(backoff_s),
-                    "maxInterval": _duration(10 * backoff_s),
+                    "baseInterval": _duration(first_s),
+                    "maxInterval": _duration(longest_s),
                 }
             },
         }
