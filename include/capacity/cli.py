@@ -141,7 +141,11 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--promote", action="store_true", help="let limits of the fleet's own classes move latest/"
     )
-    sub.add_argument("--config", type=Path, help="fleet file whose classes count (default: the one shipped)")
+    sub.add_argument(
+        "--config",
+        type=Path,
+        help="fleet file whose classes and valid_for_s count (default: the one shipped)",
+    )
 
     sub = command("reap", reap, "Stop servers and break leases whose run is over, on this machine.")
     sub.add_argument(
@@ -342,6 +346,7 @@ def publish(options: argparse.Namespace) -> int:
         about["run_id"],
         {about["model"]: folder},
         promote=options.promote,
+        valid_for_s=fleet.publish.valid_for_s,
         own_classes={about["model"]: {name: item.model_dump(mode="json") for name, item in classes.items()}},
     )
     _print_json(done)

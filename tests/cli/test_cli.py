@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,17 @@ def test_publish_target_must_be_a_url_of_a_store(
 ) -> None:
     assert main(["publish", str(swept), "--to", to]) == 2
     assert "--to: to: String should match pattern" in capsys.readouterr().err
+
+
+def test_a_published_limit_is_valid_as_long_as_the_fleet_file_says(swept: Path, tmp_path: Path) -> None:
+    fleet = DEFAULT_FLEET.read_text().replace("valid_for_s: 259200", "valid_for_s: 3600")
+    (tmp_path / "fleet.yaml").write_text(fleet)
+    to = tmp_path / "to"
+    assert main(["publish", str(swept), "--to", to.as_uri(), "--config", str(tmp_path / "fleet.yaml")]) == 0
+    (manifest,), (limits,) = to.rglob("manifest.json"), to.rglob("*/limits.json")
+    published = datetime.fromisoformat(json.loads(manifest.read_text())["published_at"])
+    until = datetime.fromisoformat(json.loads(limits.read_text())["valid_until"])
+    assert until - published == timedelta(hours=1)
 
 
 def test_folder_without_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
