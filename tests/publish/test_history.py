@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from include.capacity.errors import PublishError, WriteConflict
+from include.capacity.errors import PublishError
 from include.capacity.publish.documents import check
 from include.capacity.publish.history import (
     COMPACTED,
@@ -197,21 +197,3 @@ def test_no_name_takes_anothers_place(names: list[str], attempt: int) -> None:
         assert key.count("/") == 1
         assert len(key.removeprefix("history/").encode()) <= 255
         assert key.isascii()
-
-
-def test_conditional_writes_in_a_folder(tmp_path: Path) -> None:
-    store = FolderStore(tmp_path)
-    store.write_if("latest/x.json", b"1", None)
-    with pytest.raises(WriteConflict, match=r"latest/x\.json: changed by another run since it was read"):
-        store.write_if("latest/x.json", b"2", None)
-    _, version = store.read_version("latest/x.json")
-    store.write_if("latest/x.json", b"2", version)
-    with pytest.raises(WriteConflict):
-        store.write_if("latest/x.json", b"3", version)
-    assert store.read("latest/x.json") == b"2"
-    assert store.keys() == ["latest/x.json"]
-    store.delete("latest/x.json")
-    store.delete("latest/x.json")
-    with pytest.raises(WriteConflict):
-        store.write_if("latest/x.json", b"3", version)
-    assert not store.exists("latest/x.json")

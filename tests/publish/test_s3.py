@@ -112,21 +112,27 @@ def test_content_types(server: str, request: pytest.FixtureRequest, tmp_path: Pa
     assert type_of(f"{prefix}/steady/requests.parquet") == "application/vnd.apache.parquet"
 
 
-def test_an_object_that_somebody_else_changed_is_not_replaced(moto: str) -> None:
-    store = open_store("s3://capacity/conditions", client_for(moto))
-    store.write_if("a.json", b"1", None)
-    with pytest.raises(WriteConflict, match=r"conditions/a\.json: changed by another run"):
-        store.write_if("a.json", b"2", None)
-    _, version = store.read_version("a.json")
-    store.write_if("a.json", b"2", version)
+@pytest.mark.parametrize(("kind", "gone"), [("s3", "removed"), ("file", "changed")])
+def test_an_object_that_somebody_else_changed_is_not_replaced(
+    kind: str, gone: str, moto: str, tmp_path: Path
+) -> None:
+    url = {"s3": "s3://capacity/conditions", "file": (tmp_path / "conditions").as_uri()}[kind]
+    store = open_store(url, client_for(moto))
+    store.write_if("latest/x.json", b"1", None)
+    with pytest.raises(WriteConflict, match=r"conditions/latest/x\.json: changed by another run since"):
+        store.write_if("latest/x.json", b"2", None)
+    _, version = store.read_version("latest/x.json")
+    store.write_if("latest/x.json", b"2", version)
     with pytest.raises(WriteConflict):
-        store.write_if("a.json", b"3", version)
-    assert store.conditional("a.json") is True
-    assert store.read("a.json") == b"2"
-    store.delete("a.json")
-    store.delete("a.json")
-    with pytest.raises(WriteConflict, match="removed by another run"):
-        store.write_if("a.json", b"3", version)
+        store.write_if("latest/x.json", b"3", version)
+    assert store.conditional("latest/x.json") is True
+    assert store.read("latest/x.json") == b"2"
+    assert store.keys() == ["latest/x.json"]
+    store.delete("latest/x.json")
+    store.delete("latest/x.json")
+    with pytest.raises(WriteConflict, match=f"{gone} by another run"):
+        store.write_if("latest/x.json", b"3", version)
+    assert not store.exists("latest/x.json")
 
 
 def test_a_store_that_ignores_conditions_is_told_from_one_that_keeps_them(
