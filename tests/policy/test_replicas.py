@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pandas as pd
 import pytest
 
@@ -263,7 +262,6 @@ def test_capacities_in_object_storage(
 ) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps the credentials it has seen first
     with nanio(tmp_path / "s3") as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
@@ -284,7 +282,6 @@ def test_capacities_in_object_storage(
         assert main(["replicas", f"s3://{BUCKET}/nothing", "--demand", str(file)]) == 2
         assert f"s3://{BUCKET}/nothing: expected limits.json of a sweep" in capsys.readouterr().err
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
-        monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
         assert main(["replicas", where, "--demand", str(file)]) == 3
         assert "the object store refused the credentials" in capsys.readouterr().err
 

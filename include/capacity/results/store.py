@@ -176,7 +176,9 @@ def default_s3_client() -> Any:
                 response_checksum_validation="when_required",
             )
         )
-    return boto3.client("s3", config=config)
+    return boto3.Session().client(
+        "s3", config=config
+    )  # boto3's own session keeps the credentials it saw first
 
 
 def safe_name(text: str) -> str:
