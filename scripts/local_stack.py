@@ -34,7 +34,12 @@ from scripts.local_postgres import LocalPostgres
 
 ROOT = Path(__file__).parents[1]
 READY_TIMEOUT_S = 300
-AIRFLOW_PARTS = ("api-server", "scheduler", "dag-processor")
+AIRFLOW_PARTS = {
+    "api-server": [],
+    "scheduler": ["--skip-serve-logs"],  # its log server listens on every interface; logs are files here
+    "dag-processor": [],
+}
+"""What runs of Airflow, with its arguments."""
 
 
 def free_port(wanted: int = 0) -> int:
@@ -156,7 +161,7 @@ class LocalStack:
         elif name == "postgres" and self.postgres:
             self.spawn(name, self.postgres.command, **self.postgres.options)
         elif name in AIRFLOW_PARTS:
-            self.spawn(name, [sys.executable, "-m", "airflow", name])
+            self.spawn(name, [sys.executable, "-m", "airflow", name, *AIRFLOW_PARTS[name]])
         else:
             raise ValueError(f"{name!r} is no part of this installation")
 

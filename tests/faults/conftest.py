@@ -47,6 +47,8 @@ def faults(installation: Faults) -> Iterator[Faults]:
 def heal(faults: Faults) -> None:
     """Start what has ended, and end what still runs."""
     stack = faults.stack
+    if faults.refused():
+        stack.end_part("s3")
     for part in ("s3", "postgres", *AIRFLOW_PARTS):
         process = stack.processes.get(part)
         if process is None or process.poll() is not None:

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
 import psutil
+from botocore.exceptions import BotoCoreError, ClientError
 
 from include.capacity.config import slug
 from include.capacity.publish.publish import verify_manifest
@@ -179,6 +181,16 @@ class Faults:
 
     # -- looking
 
+    def refused(self) -> bool:
+        """Whether the S3 server refuses our credentials."""
+        try:
+            self.stack.s3().list_buckets()
+        except ClientError:
+            return True
+        except BotoCoreError:  # nobody is there
+            pass
+        return False
+
     def latest(self) -> list[dict[str, Any]]:
         """The entries of ``latest/limits.json``; empty without one."""
         try:
@@ -232,7 +244,12 @@ class Run:
         """The state the run ends in."""
 
         def ended() -> str | None:
-            state = self.stack.run_state(self.dag, self.run_id)
+            try:
+                state = self.stack.run_state(self.dag, self.run_id)
+            except httpx.HTTPStatusError as error:
+                if error.response.is_server_error:  # its database is away
+                    return None
+                raise
             return state if state in ENDED else None
 
         return str(until(f"the end of {self.run_id}", ended, patience_s))
@@ -266,11 +283,11 @@ class Run:
 
     def log(self, task: str) -> str:
         """The log of a task's newest try."""
-        task_id, _, index = task.removesuffix("]").partition("[")
+        task_id, index = instance if isinstance(instance := _instance(task), tuple) else (instance, -1)
         found = next(
             item
             for item in self.stack.tasks(self.dag, self.run_id)
-            if item["task_id"] == task_id and item["map_index"] == int(index or -1)
+            if item["task_id"] == task_id and item["map_index"] == index
         )
         answer = self.stack.api(
             "GET",
@@ -281,18 +298,15 @@ class Run:
         answer.raise_for_status()
         return json.dumps(answer.json(), ensure_ascii=False).replace("\\n", "\n")
 
-    def clear(
-        self, *tasks: str | tuple[str, int], downstream: bool = True, only_failed: bool = False
-    ) -> None:
-        """Clear tasks as the UI does; all failed ones if none is named."""
+    def clear(self, *tasks: str | tuple[str, int]) -> None:
+        """Clear tasks and what comes after them, as the UI proposes; the failed ones if none is named."""
         body: dict[str, Any] = {
             "dag_run_id": self.run_id,
             "dry_run": False,
-            "only_failed": only_failed or not tasks,
-            "include_downstream": downstream and bool(tasks),
+            "only_failed": False,
+            "include_downstream": True,
+            "task_ids": list(tasks) or [_instance(task) for task in self.failed()],
         }
-        if tasks:
-            body["task_ids"] = list(tasks)
         self.stack.api("POST", f"/dags/{self.dag}/clearTaskInstances", json=body).raise_for_status()
 
     def set_state(self, state: str) -> None:
@@ -325,3 +339,9 @@ class Run:
         lines = [f"{task}: {state}" for task, state in sorted(self.tasks().items()) if state != "skipped"]
         logs = [f"--- {task}\n{self.log(task)[-3000:]}" for task in self.failed() if task != "check_run"]
         return "\n".join([*lines, *logs])
+
+
+def _instance(task: str) -> str | tuple[str, int]:
+    """A task of :meth:`Run.tasks` as Airflow's API names it: an id, or (id, map index)."""
+    task_id, _, index = task.removesuffix("]").partition("[")
+    return (task_id, int(index)) if index else task_id

@@ -115,7 +115,7 @@ def test_a_cleared_step_is_measured_again_and_nothing_else(faults: Faults) -> No
 
 def test_a_run_marked_failed_stops_its_server(faults: Faults) -> None:
     before = faults.latest()
-    run = faults.sweep("calm", seconds_per_step=30)
+    run = faults.sweep("calm", seconds_per_step=10)
     run.until_measuring("calm", 2)
     server = faults.server("calm")
     run.set_state("failed")
@@ -123,10 +123,16 @@ def test_a_run_marked_failed_stops_its_server(faults: Faults) -> None:
     assert run.state() == "failed"
     assert not runs(server)
     assert run.tasks()["calm.stop_server"] == "success"
+    assert {"calm.ladder[0]", "check_run"} <= set(run.failed())
+    assert "tasks failed: calm.ladder_0" in run.log("check_run")
     assert run.prefixes() == []
     assert faults.latest() == before
     faults.nothing_is_left()
-    faults.clean_sweep("calm", concurrency="4")
+
+    run.clear()
+    assert run.state() == "success", run.explain()
+    assert run.published("calm").status == [("lower_bound", 4)]
+    faults.nothing_is_left()
 
 
 def test_a_deleted_run_is_cleared_away_by_the_reaper(faults: Faults) -> None:

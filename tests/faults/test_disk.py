@@ -20,9 +20,12 @@ BALLAST = "ballast"
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of that size on ``folder``; needs a user who may mount one."""
+    """A file system of that size on ``folder``; skips the test where we may not mount one."""
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"a small disk cannot be mounted: {done.stderr.strip()}")
     try:
         yield folder
     finally:

@@ -32,13 +32,14 @@ def test_refused_credentials_show_before_a_server_starts(faults: Faults) -> None
     faults.stack.start_s3(secrets.token_hex(8))
     run = faults.sweep("calm")
     assert run.state() == "failed"
-    assert run.failed() == ["calm.plan", "check_run"]
+    assert run.failed() == ["calm.plan", "calm.validate", "check_run", "fleet_report"]
     assert "the object store refused the credentials" in run.log("calm.plan")
     assert run.tasks()["calm.start_server"] == "upstream_failed"
     assert faults.stack.servers() == []
 
     faults.stack.end_part("s3")
     faults.stack.start_part("s3")
+    faults.stack.wait_for_all()
     faults.nothing_is_left()
     assert run.prefixes() == []
     run.clear()  # as the UI does with all failed tasks: the same run goes on
@@ -59,6 +60,7 @@ def test_credentials_refused_in_the_middle_lose_the_step_and_nothing_else(faults
 
     faults.stack.end_part("s3")
     faults.stack.start_part("s3")
+    faults.stack.wait_for_all()
     faults.nothing_is_left()
     assert run.prefixes() == []
     assert faults.latest() == before

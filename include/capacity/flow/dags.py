@@ -136,13 +136,18 @@ def on(queue: str | None) -> dict[str, Any]:
 
 
 def _fleet_tasks(ends: list[tuple[Any, Any]]) -> None:
-    """Tasks of the whole run; ``check_run`` is the only leaf and makes the run's colour true."""
+    """Tasks of the whole run; ``check_run`` is the only leaf and makes the run's colour true.
+
+    It is a teardown, of nothing: Airflow skips all others of a run that is marked failed, and would call
+    the run a success when its only leaf has been skipped.
+    """
     published: Any = publish.override(outlets=[LIMITS])()
     published.operator.operator_extra_links = (OpenReport(),)
     reported: Any = fleet_report()
     reported.operator.operator_extra_links = (OpenPublished(),)
     [report for report, _ in ends] >> reported >> published
-    [published, *(stop for _, stop in ends)] >> check_run()
+    checked: Any = check_run()
+    [published, *(stop for _, stop in ends)] >> checked.as_teardown(on_failure_fail_dagrun=True)
 
 
 def _run() -> Any:

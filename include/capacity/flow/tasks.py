@@ -391,7 +391,7 @@ def stop_server(run: Run, model: str) -> None:
 def validate(run: Run, model: str) -> dict[str, Any]:
     """Judge the model's measurements; returns the verdict and its counts."""
     sweep = run.sweep(model)
-    if not sweep.exists("sweep.json"):
+    if model not in run.selected or not sweep.exists("sweep.json"):
         raise NothingToDo(f"{model} was not measured in this run")
     quality = stages.check(sweep)
     return {"verdict": quality["verdict"], "findings": log_findings(quality)}
