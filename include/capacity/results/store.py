@@ -20,7 +20,7 @@ import mimetypes
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -201,6 +201,20 @@ def content_type(key: str) -> str:
     return CONTENT_TYPES.get(suffix) or mimetypes.guess_type(key)[0] or "application/octet-stream"
 
 
+def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
+    """Write a file whole, by rename, or leave the old one; makes its folder. OSError if it cannot be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=PART, dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(pieces)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
 class FolderStore:
     """Files below a folder."""
 
@@ -221,16 +235,7 @@ class FolderStore:
     def write(self, key: str, data: bytes) -> None:
         path = self.path(key)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=PART, dir=path.parent)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(data)
-                Path(temporary).chmod(0o644)
-                Path(temporary).replace(path)
-            except BaseException:
-                Path(temporary).unlink(missing_ok=True)
-                raise
+            replace_file(path, [data])
         except OSError as error:
             raise PublishError(f"{path}: cannot be written: {error.strerror or error}") from error
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from include.capacity.redact import redact_text
-from include.capacity.results.store import safe_name
+from include.capacity.results.store import replace_file, safe_name
 
 KEEP_LOGS = 10
 """Logs kept of each model; older ones are removed at the next start."""
@@ -35,11 +35,7 @@ def log_head(path: Path) -> str:
 
 def keep_log(path: Path, pieces: Iterable[bytes]) -> None:
     """Copy a log that somebody else holds (a container engine, a cluster), whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        file.writelines(pieces)
-    part.replace(path)
+    replace_file(path, pieces)
 
 
 def remove_old_logs(folder: Path, model_key: str) -> None:

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import socket
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from typing import Any
 import psutil
 
 from include.capacity.errors import DataError, ServerError
-from include.capacity.results.store import safe_name
+from include.capacity.results.store import replace_file, safe_name
 from include.capacity.servers.base import Handle, Owner, run_name, state_folder
 
 log = logging.getLogger(__name__)
@@ -170,15 +169,7 @@ def read_state(path: Path) -> ServerState:
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write a small JSON file whole, by rename; ServerError naming it if it cannot be (a full disk)."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(data, file, indent=1)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        replace_file(path, [json.dumps(data, indent=1).encode()])
     except OSError as error:
         raise ServerError(f"{path}: cannot be written: {error.strerror or error}") from error
 
