@@ -344,6 +344,26 @@ def test_nodes_that_may_not_be_read_leave_the_accelerator_unknown(
     servers.stop(handle)
 
 
+def test_a_server_whose_log_cannot_be_kept_is_removed_all_the_same(
+    cluster: Cluster, folder: Path, fake_model: MakeModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = servers.start("fake", in_cluster(fake_model(), cluster.url), OWNER, folder)
+    cluster.forbidden = {("get", "pods/log")}  # as when its node does not answer
+    servers.stop(handle)
+    assert empty(cluster)
+    assert state.read_states(folder) == []
+    assert "fake: its log is not kept: (403)" in caplog.text
+
+    cluster.forbidden = set()
+    handle = servers.start("fake", in_cluster(fake_model(), cluster.url), OWNER, folder)
+    log = Path(str(handle.log))
+    log.unlink()
+    (log / "in the way").mkdir(parents=True)
+    servers.stop(handle)
+    assert empty(cluster)
+    assert f"fake: its log is not kept: {log}: cannot be written" in caplog.text
+
+
 def test_a_restarted_pod_is_not_alive_and_the_next_start_replaces_it(
     cluster: Cluster, folder: Path, fake_model: MakeModel
 ) -> None:

@@ -27,7 +27,7 @@ from include.capacity.servers import stack as stacks
 from include.capacity.servers.base import Handle
 from include.capacity.servers.devices import VISIBLE, refuse_in_use
 from include.capacity.servers.key import api_key, key_if_set
-from include.capacity.servers.logs import keep_log, last_lines, log_tail
+from include.capacity.servers.logs import keep_log, last_lines, log_tail, may_be_lost
 from include.capacity.servers.order import Order
 from include.capacity.servers.process import check_port
 from include.capacity.servers.ready import PROGRESS_EVERY_S
@@ -121,6 +121,9 @@ def start(order: Order) -> Handle:
 
 def stop(handle: Handle) -> None:
     """Stop and remove the server's container, keep its log, and remove its state file; see the protocol."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
     began = time.monotonic()
     with engine(handle.model) as client:
         found = _containers(client, handle)
@@ -128,6 +131,7 @@ def stop(handle: Handle) -> None:
             with _already_gone():
                 if container.status not in GONE:
                     container.stop(timeout=int(handle.stop_timeout_s))
+            with may_be_lost(handle.model, DockerException, RequestException), _already_gone():
                 _keep_log(container, handle)
             with _already_gone():
                 container.remove(force=True, v=True)

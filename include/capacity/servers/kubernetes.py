@@ -28,7 +28,7 @@ from include.capacity.errors import ConfigError, ServerDied, ServerError
 from include.capacity.redact import MASK, redact_text
 from include.capacity.servers.base import PROJECT, Handle
 from include.capacity.servers.key import api_key, key_if_set
-from include.capacity.servers.logs import keep_log, last_lines, log_tail
+from include.capacity.servers.logs import keep_log, last_lines, log_tail, may_be_lost
 from include.capacity.servers.order import Order
 from include.capacity.servers.ready import PROGRESS_EVERY_S
 from include.capacity.servers.state import (
@@ -121,6 +121,9 @@ def start(order: Order) -> Handle:
 
 def stop(handle: Handle) -> None:
     """Remove Deployment and Service, wait until the pods are gone, forget the state file."""
+    from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import HTTPError
+
     with cluster(handle) as api:
         deployments, services, pods = (
             _deployments(api, handle),
@@ -128,7 +131,8 @@ def stop(handle: Handle) -> None:
             _pods(api, handle),
         )
         if pods:
-            _keep_log(api, handle, key_if_set(handle.api_key_env))
+            with may_be_lost(handle.model, ApiException, HTTPError):
+                _keep_log(api, handle, key_if_set(handle.api_key_env))
         for item in deployments:
             with _already_gone():
                 api.apps.delete_namespaced_deployment(

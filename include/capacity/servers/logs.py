@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from include.capacity.errors import ServerError
 from include.capacity.redact import redact_text
 from include.capacity.results.store import replace_file, safe_name
+
+log = logging.getLogger(__name__)
 
 KEEP_LOGS = 10
 """Logs kept of each model; older ones are removed at the next start."""
@@ -34,8 +39,24 @@ def log_head(path: Path) -> str:
 
 
 def keep_log(path: Path, pieces: Iterable[bytes]) -> None:
-    """Copy a log that somebody else holds (a container engine, a cluster), whole or not at all."""
-    replace_file(path, pieces)
+    """Copy a log that somebody else holds (a container engine, a cluster), whole or not at all.
+
+    ServerError naming the file if it cannot be written (a full disk).
+    """
+    try:
+        replace_file(path, pieces)
+    except OSError as error:
+        raise ServerError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def may_be_lost(model_key: str, *errors: type[Exception]) -> Iterator[None]:
+    """Keeping the log of a server that is being removed; what goes wrong is logged, the removal goes on."""
+    expected: tuple[type[Exception], ...] = (ServerError, *errors)
+    try:
+        yield
+    except expected as error:
+        log.error("%s: its log is not kept: %s", model_key, error)
 
 
 def remove_old_logs(folder: Path, model_key: str) -> None:
