@@ -19,11 +19,11 @@ from typing import Any
 import psutil
 
 from include.capacity.errors import ServerError
-from include.capacity.servers.state import MARK
+from include.capacity.servers.stack import VISIBLE, visible
+from include.capacity.servers.state import MARK, named
 
 log = logging.getLogger(__name__)
 
-VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 IDLE_BYTES = 1 << 30
 """An idle device's driver and firmware take a few hundred MiB."""
 
@@ -114,13 +114,13 @@ def refuse_in_use(model_key: str, env: Mapping[str, str]) -> None:
     if known is None:
         log.info("%s: whether others use the accelerator is unknown: no library can tell", model_key)
         return
-    named = _visible(env)
+    chosen = visible(env)
     for device in known:
-        if named is not None and str(device.index) not in named and device.uuid not in named:
+        if chosen is not None and str(device.index) not in chosen and device.uuid not in chosen:
             continue
-        if named is None and any(_ours(pid) for pid in device.pids):
+        if chosen is None and any(_ours(pid) for pid in device.pids):
             continue
-        others = [_named(pid) for pid in device.pids if not _ours(pid)]
+        others = [named(pid) for pid in device.pids if not _ours(pid)]
         taken = device.used_bytes is not None and device.used_bytes > IDLE_BYTES
         if others or taken:
             used = "unknown" if device.used_bytes is None else f"{device.used_bytes / 2**30:.1f} GiB"
@@ -131,24 +131,11 @@ def refuse_in_use(model_key: str, env: Mapping[str, str]) -> None:
             )
 
 
-def _visible(env: Mapping[str, str]) -> frozenset[str] | None:
-    """Indices and UUIDs that the server's environment names; None if it names none."""
-    given = next((env[name] for name in VISIBLE if name in env), None)
-    return None if given is None else frozenset(part.strip() for part in given.split(",") if part.strip())
-
-
 def _ours(pid: int) -> bool:
     try:
         return MARK in psutil.Process(pid).environ()
     except (psutil.Error, OSError):
         return False
-
-
-def _named(pid: int) -> str:
-    try:
-        return f"pid {pid} ({psutil.Process(pid).name()})"
-    except psutil.Error:
-        return f"pid {pid}"
 
 
 def _text(value: str | bytes) -> str:

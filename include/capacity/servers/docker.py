@@ -25,7 +25,7 @@ from include.capacity.redact import MASK
 from include.capacity.results.store import safe_name
 from include.capacity.servers import stack as stacks
 from include.capacity.servers.base import Handle
-from include.capacity.servers.devices import VISIBLE, refuse_in_use
+from include.capacity.servers.devices import refuse_in_use
 from include.capacity.servers.key import api_key, key_if_set
 from include.capacity.servers.logs import keep_log, last_lines, log_tail, may_be_lost
 from include.capacity.servers.order import Order
@@ -79,8 +79,8 @@ def start(order: Order) -> Handle:
     with engine(model_key) as client:
         order.clear_accelerator()
         if server.gpus is not None or server.devices:
-            named = {VISIBLE[0]: ",".join(server.gpus)} if isinstance(server.gpus, list) else {}
-            refuse_in_use(model_key, {**server.env, **named})
+            chosen = {stacks.VISIBLE[0]: ",".join(server.gpus)} if isinstance(server.gpus, list) else {}
+            refuse_in_use(model_key, {**server.env, **chosen})
         if server.port:
             check_port("127.0.0.1", server.port, model_key)
         image = _image(client, server, model_key)

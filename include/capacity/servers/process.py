@@ -44,6 +44,7 @@ from include.capacity.servers.state import (
     forget,
     from_mark,
     marks,
+    named,
     same_process,
     this_host,
     write_state,
@@ -111,7 +112,8 @@ def stop(handle: Handle) -> None:
         log.warning("%s: still there %g s after SIGTERM: SIGKILL", handle.model, handle.stop_timeout_s)
         _signal_until_gone(handle, signal.SIGKILL, KILL_PATIENCE_S)
     if left := members(handle):
-        raise ServerError(f"{handle.model}: could not be stopped: {', '.join(map(_named, left))} live on")
+        names = ", ".join(named(process.pid) for process in left)
+        raise ServerError(f"{handle.model}: could not be stopped: {names} live on")
     _wait_for(handle.server_id)
     forget(handle)
     took = time.monotonic() - began
@@ -212,9 +214,9 @@ def _holder(port: int) -> str | None:
             for item in psutil.net_connections("tcp")
             if item.status == psutil.CONN_LISTEN and item.laddr and item.laddr.port == port
         ]
-        return next((_named(psutil.Process(item.pid)) for item in listening if item.pid), None)
     except psutil.Error:
         return None
+    return next((named(item.pid) for item in listening if item.pid), None)
 
 
 def _spawn(command: list[str], env: dict[str, str], handle: Handle) -> subprocess.Popen[bytes]:
@@ -369,7 +371,7 @@ def _signal_until_gone(handle: Handle, number: signal.Signals, patience_s: float
             except psutil.NoSuchProcess:
                 continue
             except psutil.AccessDenied as error:
-                raise ServerError(f"{handle.model}: not allowed to end {_named(process)}") from error
+                raise ServerError(f"{handle.model}: not allowed to end {named(process.pid)}") from error
         left_s = until - time.monotonic()
         if left_s <= 0:
             break
@@ -381,16 +383,6 @@ def _wait_for(server_id: str) -> None:
     child = _popen.pop(server_id, None)
     if child is not None:
         child.wait()
-
-
-# -- small things
-
-
-def _named(process: psutil.Process) -> str:
-    try:
-        return f"pid {process.pid} ({process.name()})"
-    except psutil.Error:
-        return f"pid {process.pid}"
 
 
 def _url(host: str, port: int) -> str:

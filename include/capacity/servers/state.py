@@ -190,3 +190,11 @@ def same_process(pid: int | None, started_at: float | None) -> psutil.Process | 
         return None if process.status() == psutil.STATUS_ZOMBIE else process
     except psutil.NoSuchProcess:
         return None
+
+
+def named(pid: int) -> str:
+    """A process for people, by its number and, as far as it can be told, its name."""
+    try:
+        return f"pid {pid} ({psutil.Process(pid).name()})"
+    except psutil.Error:
+        return f"pid {pid}"
