@@ -9,7 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from include.capacity.load.clock import Clock
-from include.capacity.load.server_metrics import (
+from include.capacity.load.server_metrics import MetricsPoller, Poll, foreign_peak, rise, summarize
+from include.capacity.vllm_metrics import (
     E2E_COUNT,
     FINISHED,
     KV_USE,
@@ -21,13 +22,8 @@ from include.capacity.load.server_metrics import (
     TTFT_COUNT,
     TTFT_SUM,
     WAITING,
-    MetricsPoller,
-    Poll,
     busy,
-    foreign_peak,
     parse,
-    rise,
-    summarize,
 )
 
 TWO_ENGINES = """\

@@ -18,6 +18,7 @@ import pytest
 
 from include.capacity.config import Lengths, ServiceClass, StepBounds, Workload
 from include.capacity.errors import ConfigError, LoadStopped, MeasurementError, RequestRefused
+from include.capacity.load import server_metrics
 from include.capacity.load import step as step_module
 from include.capacity.load.loop import Decide
 from include.capacity.load.progress import Snapshot
@@ -316,7 +317,7 @@ def test_a_server_that_hangs_with_its_connections_open_is_gone_like_a_dead_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(step_module, "PROBE_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(step_module.server_metrics, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(server_metrics, "TIMEOUT_S", 0.5)
     watching = Watching(lambda snapshot: snapshot.counted > 20)
     go_on = threading.Event()
     with NullServer(FAST) as server:

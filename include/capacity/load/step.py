@@ -37,9 +37,9 @@ import numpy as np
 import pyarrow as pa
 import uvloop
 
+from include.capacity import vllm_metrics
 from include.capacity.config import ServiceClass, StepBounds
 from include.capacity.errors import ConfigError, LoadStopped, MeasurementError, RequestRefused
-from include.capacity.load import server_metrics
 from include.capacity.load.clock import Clock
 from include.capacity.load.health import (
     ClientHealth,
@@ -286,7 +286,7 @@ class _Step:
         until = self.clock.now() + longest_wall_s
         while True:
             poll = await asyncio.to_thread(poller.poll)
-            busy = None if poll is None else server_metrics.busy(poll.series)
+            busy = None if poll is None else vllm_metrics.busy(poll.series)
             if not busy:
                 return
             if self.clock.now() >= until and self.theirs and when == BEFORE:
@@ -602,9 +602,9 @@ class _Step:
         facts.invalid = self.invalid
         if opened and not facts.server_crashed and facts.invalid is None:
             behind = [
-                poll.series[server_metrics.BEHIND]
+                poll.series[vllm_metrics.BEHIND]
                 for poll in poller.polls
-                if start <= poll.at <= end and server_metrics.BEHIND in poll.series
+                if start <= poll.at <= end and vllm_metrics.BEHIND in poll.series
             ]
             facts.invalid = bottleneck(
                 ClientHealth(

@@ -10,11 +10,10 @@ from __future__ import annotations
 import time
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from include.capacity.errors import ServerError
+from include.capacity.vllm_metrics import busy, parse
 
-RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 POLL_S = 0.25
 ANSWER_WITHIN_S = 10.0
 
@@ -29,12 +28,12 @@ def wait_until_quiet(metrics_url: str, api_key: str | None, quiet_s: float, pati
     most = 0.0
     with httpx.Client(headers=headers, timeout=ANSWER_WITHIN_S, trust_env=False) as client:
         while True:
-            busy = _busy(client, metrics_url)
+            in_use = _in_use(client, metrics_url)
             now = time.monotonic()
-            if busy is None:
+            if in_use is None:
                 return None
-            if busy:
-                most, idle_since = max(most, busy), now
+            if in_use:
+                most, idle_since = max(most, in_use), now
             if now - idle_since >= quiet_s:
                 return True
             if now - began >= max(patience_s, quiet_s):
@@ -45,20 +44,10 @@ def wait_until_quiet(metrics_url: str, api_key: str | None, quiet_s: float, pati
             time.sleep(min(POLL_S, quiet_s))
 
 
-def _busy(client: httpx.Client, url: str) -> float | None:
-    """Requests running or waiting, over all engines; None if the server does not tell."""
+def _in_use(client: httpx.Client, url: str) -> float | None:
+    """Requests running or waiting; None if the server does not tell."""
     try:
         answer = client.get(url)
     except httpx.HTTPError:
         return None
-    if answer.status_code != 200:
-        return None
-    lines = [line for line in answer.text.splitlines() if line.startswith((RUNNING, WAITING))]
-    found: dict[str, float] = {}
-    try:
-        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-            for sample in family.samples:
-                found[sample.name] = found.get(sample.name, 0.0) + sample.value
-    except ValueError:
-        return None
-    return found[RUNNING] + found[WAITING] if RUNNING in found and WAITING in found else None
+    return busy(parse(answer.text)) if answer.status_code == 200 else None
