@@ -240,16 +240,10 @@ class _Step:
                 except _ServerGone as gone:
                     facts.error = str(gone)
                     facts.server_crashed = True
-                    for loop in self.loops:
-                        if loop.opened is not None and loop.stop_reason is None:
-                            loop.close_early(StopReason.SERVER_GONE)
-                        loop.stop_reason = StopReason.SERVER_GONE
+                    self._end_loops(StopReason.SERVER_GONE)
                 except WorkerDied as died:
                     self.invalid = f"client-bound: {died}; its requests are lost"
-                    for loop in self.loops:
-                        if loop.opened is not None and loop.stop_reason is None:
-                            loop.close_early(StopReason.ERROR)
-                        loop.stop_reason = StopReason.ERROR
+                    self._end_loops(StopReason.ERROR)
                 finally:
                     self._mark_cpu()
                     for loop in self.loops:
@@ -426,6 +420,13 @@ class _Step:
                     tasks[task].close_early(StopReason.EARLY_FAIL)
                 self.notes.append(f"stopped early because {failed[0].load.service_class} had failed")
                 return
+
+    def _end_loops(self, reason: StopReason) -> None:
+        """End all loops for ``reason``; of a window that is open counts what had ended."""
+        for loop in self.loops:
+            if loop.opened is not None and loop.stop_reason is None:
+                loop.close_early(reason)
+            loop.stop_reason = reason
 
     async def _watch_switch(self) -> None:
         """Returns never; raises once the kill switch is on."""
