@@ -168,6 +168,19 @@ class Watching:
     def close(self) -> None:
         self.seen.set()
 
+    @contextmanager
+    def then(self, act: Callable[[], object]) -> Iterator[None]:
+        """Do something beside the step once that has come."""
+
+        def when_seen() -> None:
+            self.seen.wait(60)
+            act()
+
+        actor = threading.Thread(target=when_seen)
+        actor.start()
+        yield
+        actor.join()
+
 
 def test_progress_follows_the_step_with_its_failures_and_the_time_to_go() -> None:
     watching = Watching()
@@ -294,14 +307,11 @@ def test_a_dying_server_is_a_result_with_its_rows() -> None:
     with NullServer(FAST) as server:
 
         def kill() -> None:
-            watching.seen.wait(60)
             assert server._loop is not None
             asyncio.run_coroutine_threadsafe(server.stop(), server._loop).result(10)
 
-        killer = threading.Thread(target=kill)
-        killer.start()
-        run = measured(server, spec(4, 100_000, cap_s=5000.0), progress=watching)
-        killer.join()
+        with watching.then(kill):
+            run = measured(server, spec(4, 100_000, cap_s=5000.0), progress=watching)
     facts = run.facts
     assert facts.server_crashed
     assert facts.error is not None
@@ -323,19 +333,16 @@ def test_a_server_that_hangs_with_its_connections_open_is_gone_like_a_dead_one(
     with NullServer(FAST) as server:
 
         def hang() -> None:
-            watching.seen.wait(60)
             assert server._loop is not None
             server._loop.call_soon_threadsafe(go_on.wait)
 
-        hanger = threading.Thread(target=hang)
-        hanger.start()
-        run = measured(
-            server,
-            spec(4, 100_000, cap_s=5000.0),
-            progress=watching,
-            classes={"interactive": service_class(deadline_s=20.0)},
-        )
-        hanger.join()
+        with watching.then(hang):
+            run = measured(
+                server,
+                spec(4, 100_000, cap_s=5000.0),
+                progress=watching,
+                classes={"interactive": service_class(deadline_s=20.0)},
+            )
         go_on.set()
     facts = run.facts
     assert facts.server_crashed

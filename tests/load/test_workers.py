@@ -117,15 +117,8 @@ def test_two_classes_share_the_workers() -> None:
 def test_a_worker_that_is_killed_makes_the_step_invalid_and_leaves_its_rows() -> None:
     watching = Watching(lambda snapshot: snapshot.counted > 20)
     with NullServer(FAST) as server:
-
-        def kill() -> None:
-            watching.seen.wait(60)
-            load_processes()[1].kill()
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        run = measured(server, spec(4, 100_000, cap_s=5000.0), progress=watching, workers=2)
-        killer.join()
+        with watching.then(lambda: load_processes()[1].kill()):
+            run = measured(server, spec(4, 100_000, cap_s=5000.0), progress=watching, workers=2)
         assert server.wait_for(lambda: server.open == 0)
     facts = run.facts
     assert facts.invalid is not None
