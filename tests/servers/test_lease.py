@@ -30,7 +30,6 @@ def test_one_holds_it_until_it_gives_it_back(tmp_path: Path) -> None:
     assert (held.holder, held.model, held.accelerator) == ("dag/a", "m", "gpu-0")
     assert [item.holder for item in leases(tmp_path)] == ["dag/a"]
     assert not second.release()  # only by its holder
-    assert not second.renew()
     assert first.release()
     assert not first.release()
     assert second.acquire()
@@ -61,7 +60,7 @@ def test_a_lease_nobody_renews_expires(tmp_path: Path) -> None:
     lease(tmp_path, "dag/a", expires_s=0).acquire()
     assert lease(tmp_path, "dag/b").acquire()
     lease(tmp_path, "dag/b", expires_s=0).acquire()
-    assert lease(tmp_path, "dag/b", expires_s=1000).renew()
+    assert lease(tmp_path, "dag/b", expires_s=1000).acquire()
     assert not lease(tmp_path, "dag/c").acquire()
 
 

@@ -7,7 +7,7 @@ so it goes stale, and is broken by the next who asks, with a line in the log, wh
 
 - the holder's run is over (asked of the caller's ``run_is_over``),
 - it was bound to a process that is gone (``of_this_process``: the command line), or
-- it has expired: nobody has acquired or renewed it for ``expires_s``.
+- it has expired: nobody has acquired it, its holder included, for ``expires_s``.
 """
 
 from __future__ import annotations
@@ -102,16 +102,6 @@ class Lease:
                 of_process=self.of_this_process,
             )
             write_json(self.path, asdict(taken))
-            return True
-
-    def renew(self) -> bool:
-        """Put off its expiry; False if this run and model do not hold it (any more)."""
-        with self._locked():
-            held = self._read()
-            if held is None or not self._mine(held):
-                return False
-            held.expires_at_s = time.time() + self.expires_s
-            write_json(self.path, asdict(held))
             return True
 
     def release(self) -> bool:
