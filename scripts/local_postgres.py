@@ -69,6 +69,11 @@ class LocalPostgres:
         if done.returncode:
             raise RuntimeError(f"initdb failed:\n{done.stdout}{done.stderr}")
 
+    def ready(self) -> bool:
+        """Whether it takes connections (while it recovers from a crash it listens and refuses them)."""
+        asked = [program("pg_isready"), "--quiet", "--host=127.0.0.1", f"--port={self.port}"]
+        return subprocess.run(asked, check=False).returncode == 0
+
     def remove(self) -> None:
         """Delete its data."""
         shutil.rmtree(self.folder, ignore_errors=True)

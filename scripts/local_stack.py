@@ -148,7 +148,7 @@ class LocalStack:
         if self.postgres:
             self.postgres.create()
             self.start_part("postgres")
-            self.wait("PostgreSQL", self._postgres_ready)
+            self.wait("PostgreSQL", self.postgres.ready)
         self.run("airflow", "db", "migrate")
         for part in AIRFLOW_PARTS:
             self.start_part(part)
@@ -191,6 +191,8 @@ class LocalStack:
     def wait_for_all(self) -> None:
         """Wait until every part is healthy."""
         self.wait("S3 server", self._s3_ready)
+        if self.postgres:
+            self.wait("PostgreSQL", self.postgres.ready)
         self.wait("Airflow", self._airflow_ready)
 
     def stop(self) -> None:
@@ -272,10 +274,6 @@ class LocalStack:
         except BotoCoreError:  # nobody listens yet; a refusal (ClientError) is no matter of waiting
             return False
         return True
-
-    def _postgres_ready(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.postgres.port if self.postgres else 0)) == 0
 
     def _airflow_ready(self) -> bool:
         try:
