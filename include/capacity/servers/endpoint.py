@@ -47,21 +47,16 @@ def start(order: Order) -> Handle:
             timeout_s=server.start_timeout_s,
             progress=progress,
         )
+        handle.reached_at(url, server.metrics_url)
+        handle.stack = endpoint_stack(url, key)
+        handle.simulated = handle.stack["simulated"]
+        handle.clock_scale = scale = handle.stack["time_scale"] or 1.0
+        if server.quiet_s and not wait_until_quiet(
+            handle.metrics_url, key, server.quiet_s / scale, server.quiet_patience_s / scale
+        ):
+            log.warning("%s: %s tells no metrics: whether others use it cannot be checked", model_key, url)
     except ServerError as error:
         raise ServerError(f"{model_key}: {url}: {error}") from error
-    handle.reached_at(url, server.metrics_url)
-    handle.stack = endpoint_stack(url, key)
-    handle.simulated = handle.stack["simulated"]
-    handle.clock_scale = scale = handle.stack["time_scale"] or 1.0
-    if server.quiet_s:
-        try:
-            quiet = wait_until_quiet(
-                handle.metrics_url, key, server.quiet_s / scale, server.quiet_patience_s / scale
-            )
-        except ServerError as error:
-            raise ServerError(f"{model_key}: {url}: {error}") from error
-        if quiet is None:
-            log.warning("%s: %s tells no metrics: whether others use it cannot be checked", model_key, url)
     write_state(started_here(handle, order.owner, order.model.accelerator, READY))
     return handle
 
