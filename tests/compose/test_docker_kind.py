@@ -14,10 +14,11 @@ import httpx
 import pytest
 
 from include.capacity import servers
-from include.capacity.config import DEFAULT_FLEET, DockerServer, Model, load_fleet, validate
+from include.capacity.config import DockerServer, Model, validate
 from include.capacity.errors import ServerDied, ServerError
 from include.capacity.servers import docker, reap, state
 from tests.compose.conftest import ROOT
+from tests.servers.conftest import served_by, server_folder
 from tests.servers.killed import half_started
 
 pytestmark = pytest.mark.usefixtures("engine")
@@ -32,9 +33,7 @@ MakeModel = Callable[..., Model]
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """A server folder; no container of it may be left."""
-    folder = tmp_path / "servers" / "gpu-0" / "fake"
-    folder.mkdir(parents=True)
-    yield folder
+    yield server_folder(tmp_path)
     left = containers_of(tmp_path)
     for container in left:
         container.remove(force=True)
@@ -44,7 +43,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def contained() -> MakeModel:
     """Makes a model served by the fake server in a container: ``contained("--habit", "dies")``."""
-    base = load_fleet(DEFAULT_FLEET).models["steady"]
 
     def make(*args: str, **server: Any) -> Model:
         settings = {
@@ -58,9 +56,7 @@ def contained() -> MakeModel:
             "stop_timeout_s": 1,
             **server,
         }
-        made = validate(DockerServer, settings, "test")
-        fields = {"served_name": "fake/model", "source": "fake/weights", "accelerator": "gpu-0"}
-        return base.model_copy(update={**fields, "server": made})
+        return served_by(validate(DockerServer, settings, "test"))
 
     return make
 

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from include.capacity.config import DEFAULT_FLEET, Model, ProcessServer, load_fleet, validate
+from include.capacity.config import DEFAULT_FLEET, Model, ProcessServer, Server, load_fleet, validate
 
 FAKE = Path(__file__).with_name("fake_server.py")
 MARK = "SERVER_TEST_FOLDER"
@@ -29,12 +29,24 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def server_folder(state: Path) -> Path:
+    """The folder of a model's server, laid out as in a state folder."""
+    folder = state / "servers" / "gpu-0" / "fake"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def served_by(server: Server, **more: Any) -> Model:
+    """A model with that server; ``more``: other fields."""
+    fields = {"served_name": "fake/model", "source": "fake/weights", "accelerator": "gpu-0"}
+    steady = load_fleet(DEFAULT_FLEET).models["steady"]
+    return steady.model_copy(update={**fields, "server": server, **more})
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """The folder of a model's server, laid out as in a state folder; nothing may be left of it."""
-    folder = tmp_path / "servers" / "gpu-0" / "fake"
-    folder.mkdir(parents=True)
-    yield folder
+    """A server folder; nothing may be left of its server."""
+    yield server_folder(tmp_path)
     left = processes_of(tmp_path)
     for process in left:
         process.kill()
@@ -44,7 +56,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def fake_model(tmp_path: Path) -> Callable[..., Model]:
     """Makes a model served by the fake server: ``fake_model("--habit", "dies", start_timeout_s=5)``."""
-    base = load_fleet(DEFAULT_FLEET).models["steady"]
 
     def make(*args: str, model: dict[str, Any] | None = None, **server: Any) -> Model:
         settings = {
@@ -55,8 +66,6 @@ def fake_model(tmp_path: Path) -> Callable[..., Model]:
             **server,
         }
         settings["env"] = {MARK: str(tmp_path), **settings.get("env", {})}
-        made = validate(ProcessServer, settings, "test")
-        fields = {"served_name": "fake/model", "source": "fake/weights", "accelerator": "gpu-0"}
-        return base.model_copy(update={**fields, "server": made, **(model or {})})
+        return served_by(validate(ProcessServer, settings, "test"), **(model or {}))
 
     return make

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import subprocess
 import sys
@@ -23,19 +22,10 @@ from include.capacity.servers.base import ServerKind
 from include.capacity.servers.lease import Lease, leases
 from include.capacity.servers.quiet import wait_until_quiet
 from tests.servers.conftest import processes_of
+from tests.servers.killed import starting
 
 MakeModel = Callable[..., Model]
 OWNER: servers.Owner = {"run_id": "run-1", "dag_id": "dag", "model": "fake"}
-STARTER = """
-import json, sys
-from pathlib import Path
-from include.capacity import servers
-from include.capacity.config import Model
-model = Model.model_validate_json(Path(sys.argv[1]).read_text())
-servers.start("fake", model, json.loads(sys.argv[3]), Path(sys.argv[2]))
-print("ready", flush=True)
-sys.stdin.readline()
-"""
 
 
 @pytest.mark.parametrize("name", SERVER_KINDS)
@@ -251,15 +241,7 @@ def test_the_server_of_a_command_line_ends_with_its_process(
     folder: Path, fake_model: MakeModel, tmp_path: Path
 ) -> None:
     """A run without a DAG is one process's own: nobody needs to be asked whether it is over."""
-    (tmp_path / "model.json").write_text(fake_model().model_dump_json())
-    owner = json.dumps({"run_id": "cli", "model": "fake"})
-    task = subprocess.Popen(
-        [sys.executable, "-c", STARTER, str(tmp_path / "model.json"), str(folder), owner],
-        cwd=Path(__file__).parents[2],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    task = starting(fake_model(), {"run_id": "cli", "model": "fake"}, folder, tmp_path)
     assert task.stdout is not None
     assert task.stdout.readline() == "ready\n"
     going_on = reap.reap(lambda run: True, folder, folder / "leases")
