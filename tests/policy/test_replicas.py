@@ -227,12 +227,18 @@ def test_capacities_of_a_sweep(tmp_path: Path) -> None:
     assert read_capacities(str(folder / "limits.json")) == (found, simulated)
 
 
-def published(folder: Path) -> Path:
+def published(folder: Path, valid_until: str = "2999-01-01T00:00:00+00:00") -> Path:
     """``latest/limits.json`` beside the one run that it names."""
     sweep(folder / "runs" / "r1" / "1" / "steady", entry("interactive", 25))
     latest = folder / "latest" / "limits.json"
     latest.parent.mkdir()
-    one = {**entry("interactive", 25), "model": "steady", "report": "runs/r1/1/steady/report.html"}
+    one = {
+        **entry("interactive", 25),
+        "model": "steady",
+        "report": "runs/r1/1/steady/report.html",
+        "valid_until": valid_until,
+        "last_attempt": {"reason": "the lowest step measured, 8, provably failed"},
+    }
     latest.write_text(json.dumps({"updated_by_run": "r1", "limits": [one]}))
     return latest
 
@@ -255,6 +261,15 @@ def test_capacities_of_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "a b" / "runs" / "r1" / "1" / "steady" / "steps.csv").unlink()
     with pytest.raises(DataError, match=r"steady/steps\.csv: missing; .* limits\.json was measured with"):
         read_capacities("limits.json")
+
+
+def test_no_capacity_of_a_limit_that_is_valid_no_longer(tmp_path: Path) -> None:
+    latest = published(tmp_path, "2026-03-01T01:00:00+00:00")
+    (found,) = read_capacities(str(latest))[0].values()
+    assert found == (
+        "the limit of 25 was valid until 2026-03-01T01:00:00+00:00; "
+        "the lowest step measured, 8, provably failed"
+    )
 
 
 def test_capacities_in_object_storage(

@@ -149,6 +149,32 @@ def test_failed_model_keeps_its_last_good_entry(source: FolderStore, target: Fol
     assert done["kept"][0]["reason"] == "the proof was rejected: it drifted"
 
 
+@pytest.mark.parametrize(
+    ("status", "more", "disproved"),
+    [
+        ("no_passing_step", {"first_failing": 24}, True),
+        ("insufficient_evidence", {"first_failing": 16}, True),
+        ("insufficient_evidence", {"first_failing": 25}, False),
+        ("insufficient_evidence", {"first_failing": None}, False),
+        ("rejected", {"first_failing": 16}, False),
+        ("no_passing_step", {"first_failing": 24, "deadline_s": 30.0}, False),  # another promise
+        ("no_passing_step", {"first_failing": 24, "comparison_id": "other"}, False),
+    ],
+)
+def test_an_entry_that_a_later_run_disproves_is_valid_no_longer(
+    source: FolderStore, target: FolderStore, status: str, more: dict[str, Any], disproved: bool
+) -> None:
+    good = small_sweep(source, "steady", [limit_entry("steady", "interactive", 24)])
+    publish_run(target, "r1", {"steady": good}, promote=True, now=NIGHT)
+    ((before,), when) = (read_latest(target) or {})["limits"], "2026-12-01T01:00:00+00:00"
+    entry = limit_entry("steady", "interactive", None, status, **more)
+    bad = small_sweep(source, "steady", [entry], created_at=when)
+    publish_run(target, "r2", {"steady": bad}, promote=True, now=NIGHT + timedelta(days=1))
+    (after,) = (read_latest(target) or {})["limits"]
+    assert (after["limit"], after["run_id"], after["last_attempt"]["run_id"]) == (24, "r1", "r2")
+    assert after["valid_until"] == (when if disproved else before["valid_until"])
+
+
 def test_model_that_could_not_be_served_keeps_its_entry(source: FolderStore, target: FolderStore) -> None:
     steady = small_sweep(source, "steady", [limit_entry("steady", "interactive", 24)])
     sprinter = small_sweep(source, "sprinter", [limit_entry("sprinter", "interactive", 11)])

@@ -24,6 +24,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -124,8 +125,17 @@ def read_capacities(where: str) -> tuple[dict[Key, Capacity | str], bool]:
             sweeps[folder] = _measured(SweepDir(store, folder), where)
         about, steps = sweeps[folder]
         key = (str(about["model"]), str(entry["class"]), str(entry.get("measured") or "alone"))
-        result[key] = _capacity(entry, about, steps)
+        expired = _expired(entry) if latest else None
+        result[key] = expired or _capacity(entry, about, steps)
     return result, any(bool(about.get("simulated")) for about, _ in sweeps.values())
+
+
+def _expired(entry: Mapping[str, Any]) -> str | None:
+    """Why a current limit is one no longer; None while it is."""
+    if datetime.fromisoformat(entry["valid_until"]) >= datetime.now(UTC):
+        return None
+    why = (entry.get("last_attempt") or {}).get("reason")
+    return f"the limit of {entry['limit']} was valid until {entry['valid_until']}{f'; {why}' if why else ''}"
 
 
 def _measured(sweep: SweepDir, where: str) -> tuple[dict[str, Any], pd.DataFrame]:

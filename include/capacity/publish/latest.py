@@ -3,7 +3,8 @@
 An entry moves only if the run is promoted, the limit is ``proven`` or a ``lower_bound``, it was measured
 (not imported), the sweep was not rejected, the class was the fleet's own (same workload, deadline, floor
 and objectives; the ladder only says where to look), and no later measurement stands there already.
-Otherwise the last good entry stays, with its age and, in ``last_attempt``, why this run did not move it.
+Otherwise the last good entry stays, with its age and, in ``last_attempt``, why this run did not move it. What
+this run has disproved is valid no longer: its ``valid_until`` is when that was measured.
 
 Runs that publish at the same moment change one object. It is therefore written *if it is still what was
 read* (``Store.write_if``), and read, merged and written again if it is not."""
@@ -47,6 +48,9 @@ LATEST_KEYS = (
     "evidence",
     "change",
 )
+
+TERMS = ("comparison_id", "deadline_s", "completion_floor", "objectives")
+"""Keys of a limit that say what was promised, and for which work."""
 
 Moved = tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]
 """(the new ``latest/limits.json``, entries moved, entries kept and why)."""
@@ -141,6 +145,8 @@ def latest_limits(
                     "reason": why,
                     "change": limit.get("change"),
                 }
+                if _disproves(limit, entries[key]):
+                    entries[key]["valid_until"] = measured_at
     for model, reason in failed.items():
         for key in [key for key in entries if key[0] == model]:
             kept.append({"model": key[0], "class": key[1], "measured": key[2], "reason": reason})
@@ -190,6 +196,20 @@ def _overtaken(entry: Mapping[str, Any] | None, measured_at: str) -> str | None:
     if entry is None or datetime.fromisoformat(entry["measured_at"]) <= datetime.fromisoformat(measured_at):
         return None
     return f"run {entry['run_id']} measured it later, at {entry['measured_at']}"
+
+
+def _disproves(limit: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    """Whether a sweep that found no limit saw the entry's own concurrency, or a lower one, provably fail.
+
+    On the entry's terms, that is; only then does it say anything about it.
+    """
+    failing = limit.get("first_failing")
+    return (
+        limit["status"] in (LimitStatus.NO_PASSING_STEP, LimitStatus.INSUFFICIENT_EVIDENCE)
+        and failing is not None
+        and failing <= entry["limit"]
+        and all(limit.get(term) == entry.get(term) for term in TERMS)
+    )
 
 
 def _differs(own: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
