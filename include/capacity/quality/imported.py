@@ -77,7 +77,7 @@ def _mean_at_most(steps: pd.DataFrame, latency: str) -> pd.Series:
 def _little(steps: pd.DataFrame, latency_s: pd.Series, rate: pd.Series) -> None:
     """``little``: in flight over nominal; ``little_margin``: how far it is above what is allowed."""
     failed = (steps["attempted"] - steps["completed"]).clip(lower=0).fillna(0.0)
-    longest_s = steps["e2e_p99_s"].fillna(steps["e2e_p95_s"]).fillna(1.5 * latency_s)
+    longest_s = _longest_s(steps, latency_s)
     held = failed * steps["deadline_s"].fillna(longest_s) / steps["window_s"]
     in_flight = rate * latency_s + held.where(failed > 0, 0.0)
     closed = steps["concurrency"].where(steps["concurrency"] >= 1)
@@ -140,9 +140,14 @@ def _implied(steps: pd.DataFrame, curve: pd.Series) -> None:
 def _drain(rows: pd.DataFrame) -> pd.Series:
     """Share of a run that its last answers may take while no others start: p99 / duration."""
     mean_s = rows["e2e_mean_s"].fillna(_mean_at_most(rows, "e2e")).fillna(rows["e2e_p50_s"])
-    longest_s = rows["e2e_p99_s"].fillna(rows["e2e_p95_s"]).fillna(1.5 * mean_s)
+    longest_s = _longest_s(rows, mean_s)
     window_s = rows["window_s"].fillna(_per_slot(rows) * mean_s.fillna(longest_s))
     return (longest_s / window_s).fillna(1 / USUAL_REQUESTS_PER_SLOT)
+
+
+def _longest_s(steps: pd.DataFrame, mean_s: pd.Series) -> pd.Series:
+    """How long the longest answers took: p99, else p95, else one and a half times the mean."""
+    return steps["e2e_p99_s"].fillna(steps["e2e_p95_s"]).fillna(1.5 * mean_s)
 
 
 def _per_slot(rows: pd.DataFrame) -> pd.Series:
