@@ -83,7 +83,8 @@ def _json_value(data: dict[str, Any]) -> dict[str, Any]:
 
 
 Url = Annotated[str, AfterValidator(_url)]
-EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+EnvName = Annotated[str, Field(pattern=ENV_NAME)]
 """Name of an environment variable: what is no name may be the secret itself, so it is not repeated."""
 OneLine = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00-\x1f\x7f]*$")]
 STORE_URL = r"^(s3://[^/\s@]+(/.*)?|file:///.+)$"
@@ -219,13 +220,6 @@ class EndpointServer(Strict):
     start_timeout_s: Seconds = 60
 
 
-def _variables(names: list[str]) -> list[str]:
-    wrong = [name for name in names if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)]
-    if wrong:
-        raise ValueError(f"expected names of environment variables, found {wrong} (never their values)")
-    return names
-
-
 class DockerServer(Strict):
     """A server in a container of its own, started by us on this machine's container engine."""
 
@@ -237,7 +231,7 @@ class DockerServer(Strict):
     command: list[str] = Field(default_factory=lambda: ["vllm", "serve", "{source}"], min_length=1)
     """In place of the image's entrypoint; completed as for ``process``."""
     env: dict[str, str] = Field(default_factory=dict)
-    pass_env: Annotated[list[str], AfterValidator(_variables)] = Field(default_factory=list)
+    pass_env: list[EnvName] = Field(default_factory=list)
     """Variables given to the container with the values they have here, e.g. ``HF_TOKEN``."""
     api_key_env: EnvName | None = None
     """Environment variable that holds the API key given to server and client."""
@@ -560,7 +554,8 @@ def validate(kind: type[T], data: Any, where: str) -> T:
         for problem in error.errors():
             path = _path(problem["loc"])
             value = problem.get("input")
-            hidden = is_secret(path.removesuffix(".[key]").rpartition(".")[2])
+            no_name = problem.get("ctx", {}).get("pattern") == ENV_NAME
+            hidden = no_name or is_secret(path.removesuffix(".[key]").rpartition(".")[2])
             shown = "" if isinstance(value, dict) else f", found {MASK if hidden else _short(value)}"
             message = problem["msg"].removeprefix("Value error, ")
             lines.append(f"{where}: {path}: {message}{shown}")

@@ -140,6 +140,7 @@ def test_what_stands_where_secrets_stand_is_masked(text: str, shown: str) -> Non
         ('{kind: endpoint, url: "http://h", api_key_env: "my-hunter2-key"}', "hunter2"),
         ('{kind: endpoint, url: "http://h", api_key: hunter2}', "hunter2"),
         ('{kind: endpoint, url: "http://h", api_key_env: sk-hunter2hunter2}', "hunter2"),
+        ("{kind: docker, image: vllm, pass_env: [HF_TOKEN=hunter2]}", "hunter2"),
     ],
 )
 def test_a_secret_written_into_the_fleet_file_is_refused_and_not_repeated(entry: str, secret: str) -> None:
