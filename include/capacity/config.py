@@ -552,10 +552,10 @@ def validate(kind: type[T], data: Any, where: str) -> T:
     except ValidationError as error:
         lines = []
         for problem in error.errors():
-            path = _path(problem["loc"])
-            value = problem.get("input")
+            loc, value = problem["loc"], problem.get("input")
             no_name = problem.get("ctx", {}).get("pattern") == ENV_NAME
-            hidden = no_name or is_secret(path.removesuffix(".[key]").rpartition(".")[2])
+            hidden = no_name or any(is_secret(str(part)) for part in loc)
+            path = _path(loc)
             shown = "" if isinstance(value, dict) else f", found {MASK if hidden else _short(value)}"
             message = problem["msg"].removeprefix("Value error, ")
             lines.append(f"{where}: {path}: {message}{shown}")
@@ -602,11 +602,17 @@ def _merged(base: Any, over: Any) -> Any:
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    """``models.x.server.port``: pydantic's location without the union tag after ``server``."""
-    parts = [
-        part for at, part in enumerate(loc) if not (at and loc[at - 1] == "server" and part in SERVER_KINDS)
-    ]
-    return ".".join(map(str, parts)) or "(top)"
+    """``models.x.server.port``: pydantic's location without the union tag after ``server``.
+
+    What is no variable's name where one belongs (``secret_env``) may be the secret itself.
+    """
+    parts: list[str] = []
+    for before, part in zip(("", *loc), map(str, loc), strict=False):
+        if before == "secret_env" and not re.match(ENV_NAME, part):
+            parts.append(MASK)
+        elif not (before == "server" and part in SERVER_KINDS):
+            parts.append(part)
+    return ".".join(parts) or "(top)"
 
 
 def _distinct(key: str, names: Iterable[str]) -> None:

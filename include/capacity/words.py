@@ -90,6 +90,9 @@ class LimitStatus(StrEnum):
 EXPORTABLE = frozenset({LimitStatus.PROVEN, LimitStatus.LOWER_BOUND})
 """Statuses whose number a gateway may use."""
 
+TERMS = ("comparison_id", "deadline_s", "completion_floor", "objectives")
+"""Keys of a limit that say what it promises, and for which work."""
+
 
 class Severity(StrEnum):
     """What a data-quality finding does."""

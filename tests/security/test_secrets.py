@@ -141,6 +141,11 @@ def test_what_stands_where_secrets_stand_is_masked(text: str, shown: str) -> Non
         ('{kind: endpoint, url: "http://h", api_key: hunter2}', "hunter2"),
         ('{kind: endpoint, url: "http://h", api_key_env: sk-hunter2hunter2}', "hunter2"),
         ("{kind: docker, image: vllm, pass_env: [HF_TOKEN=hunter2]}", "hunter2"),
+        (
+            "{kind: kubernetes, namespace: n, image: vllm, secret_env: {HF=hunter2: {name: a, key: b}}}",
+            "hunter2",
+        ),
+        ("{kind: kubernetes, namespace: n, image: vllm, secret_env: {DB: hunter2}}", "hunter2"),
     ],
 )
 def test_a_secret_written_into_the_fleet_file_is_refused_and_not_repeated(entry: str, secret: str) -> None:

@@ -30,7 +30,7 @@ from enum import StrEnum
 from typing import Any
 
 from include.capacity.limits.bounds import ALPHA_EARLY, clopper_pearson_lower, clopper_pearson_upper
-from include.capacity.words import EXPORTABLE, LimitStatus
+from include.capacity.words import EXPORTABLE, TERMS, LimitStatus
 
 LEAST_SHARE = 0.10
 LEAST_NUMBER = 2
@@ -39,7 +39,7 @@ LEVEL_RUNS = 5
 SHOWN_DIFFERENCES = 6
 """More differences between two stacks than anybody reads in a sentence."""
 
-INPUTS = ("comparison_id", "measured", "deadline_s", "completion_floor", "objectives", "cap_at_latency_knee")
+INPUTS = (*TERMS, "measured", "cap_at_latency_knee")
 """Keys of a limit that must be equal for two of them to be compared."""
 
 Limit = Mapping[str, Any]

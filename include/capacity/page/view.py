@@ -28,7 +28,7 @@ from include.capacity.report.words import (
     status_words,
 )
 from include.capacity.results.store import Store, safe_name
-from include.capacity.words import EXPORTABLE
+from include.capacity.words import EXPORTABLE, TERMS
 
 Entry = Mapping[str, Any]
 
@@ -287,8 +287,7 @@ def _comparable(entry: Entry, history: list[Entry]) -> Iterator[tuple[Entry, Ent
     """(limit, run) of the runs that this limit may be compared with, oldest first."""
     for run in history:
         for limit in (run["models"].get(entry["model"]) or {}).get("limits", []):
-            same = limit["class"] == entry["class"] and limit["measured"] == entry["measured"]
-            if same and limit.get("comparison_id") == entry.get("comparison_id"):
+            if all(limit.get(key) == entry.get(key) for key in ("class", "measured", *TERMS)):
                 yield limit, run
 
 

@@ -22,7 +22,7 @@ from include.capacity.limits.claims import why_not
 from include.capacity.publish.documents import SCHEMA, age_s, as_json, check, stamp
 from include.capacity.results.plain import finite
 from include.capacity.results.store import Store, safe_name
-from include.capacity.words import LimitStatus
+from include.capacity.words import TERMS, LimitStatus
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +48,6 @@ LATEST_KEYS = (
     "evidence",
     "change",
 )
-
-TERMS = ("comparison_id", "deadline_s", "completion_floor", "objectives")
-"""Keys of a limit that say what was promised, and for which work."""
 
 Moved = tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]
 """(the new ``latest/limits.json``, entries moved, entries kept and why)."""
