@@ -104,6 +104,20 @@ def test_the_same_seed_gives_the_same_requests_built_ahead_or_not() -> None:
     assert len({one.next().request_id for _ in range(50)}) == 50
 
 
+def test_what_is_taken_is_made_up_for_and_no_more() -> None:
+    one = Prompts(workload(), served_name="m", seed=5, tokenizing=EXACT)
+    two = Prompts(workload(), served_name="m", seed=5, tokenizing=EXACT)
+    two.build_ahead(3)
+    taken = []
+    for _ in range(4):
+        taken += [two.next(), two.next()]
+        two.restock()
+        two.restock()
+        two.restock()
+    assert taken == [one.next() for _ in range(8)]
+    assert len(two._ahead) == 3
+
+
 def test_words_are_as_many_as_the_asked_tokens_take() -> None:
     tokenizing = Tokenizing(tokens_per_word=2.0, overhead=10.0, known=True)
     prompts = Prompts(

@@ -115,6 +115,9 @@ class FakePrompts:
         self.made += 1
         return Prepared(f"r-{self.made}", b"{}", True, asked_prompt_tokens=8, asked_max_tokens=10)
 
+    def restock(self) -> None:
+        """None is kept ahead."""
+
 
 def service_class(deadline_s: float = 60.0, stream: bool = True) -> ServiceClass:
     """A class without objectives."""

@@ -93,6 +93,9 @@ class Feeds(Protocol):
     def next(self) -> Prepared:
         """The next request to send."""
 
+    def restock(self) -> None:
+        """Make up for one that was taken; called when there is time."""
+
 
 # -- rules, as pure functions
 
@@ -374,7 +377,8 @@ class ClosedLoop:
         answer = sent.answer
         ended = answer.ended_at if answer and answer.ended_at is not None else self.clock.now()
         sent.ended = ended
-        sent.row = self._row(sent)
+        # What can wait does: first the slot sends again, and so do all whose answers came with this one.
+        asyncio.get_running_loop().call_soon(self._catch_up, sent)
         outcome = answer.outcome if answer else Outcome.ABORTED
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
         if answer is None:
@@ -399,6 +403,11 @@ class ClosedLoop:
             first = answer.first_token_at
             self._ends.append((ended - begun, None if first is None else first - begun))
         return ended
+
+    def _catch_up(self, sent: Sent) -> None:
+        """Do what a request's end left undone."""
+        self._row_of(sent)
+        self._prompts.restock()
 
     def _note_life(self, answer: Answer) -> None:
         """Keep when the server was last heard; a request that ended for want of time is no sign of life."""
@@ -524,9 +533,7 @@ class ClosedLoop:
         return self._prefix
 
     def _rows(self, cut: int) -> list[dict[str, Any]]:
-        return [
-            {**sent.row, "counted": True} for sent in self.sent[self._first : cut] if sent.row is not None
-        ]
+        return [{**self._row_of(sent), "counted": True} for sent in self.sent[self._first : cut]]
 
     # -- what it saw
 
@@ -534,9 +541,9 @@ class ClosedLoop:
         """One row for every request sent, in order of start, with ``counted`` set."""
         window = range(self._first, self._cut_at) if self.opened is not None else range(0)
         return [
-            {**sent.row, "counted": index in window}
+            {**self._row_of(sent), "counted": index in window}
             for index, sent in enumerate(self.sent)
-            if sent.row is not None
+            if sent.ended is not None
         ]
 
     def inflight(self, start: float, end: float) -> tuple[float, int]:
@@ -557,6 +564,12 @@ class ClosedLoop:
             if s.answer is not None and s.answer.wrote_at is None and s.ended is not None
         ]
         return inflight(pauses, start, end)[0], inflight(vain, start, end)[0]
+
+    def _row_of(self, sent: Sent) -> dict[str, Any]:
+        """The row of a request that has ended."""
+        if sent.row is None:
+            sent.row = self._row(sent)
+        return sent.row
 
     def _row(self, sent: Sent) -> dict[str, Any]:
         clock, prepared, answer = self.clock, sent.prepared, sent.answer

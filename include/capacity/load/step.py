@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.05
 PROGRESS_EVERY_S = 0.25
 BUILT_AHEAD = 2000
-"""Most requests of a loop built before the load starts."""
+"""Most requests of a loop built before the load starts, or twice its concurrency if that is more."""
 
 BEFORE = "before the start"
 IDLE_WAIT_S = 30.0
@@ -271,7 +271,8 @@ class _Step:
                 else await calibrate(client, base, name, workload.endpoint),
                 vllm=vllm,
             )
-            prompts.build_ahead(min(BUILT_AHEAD, load.max_requests + 4 * load.concurrency))
+            most = max(BUILT_AHEAD, 2 * load.concurrency)
+            prompts.build_ahead(min(most, load.max_requests + 4 * load.concurrency))
             self.prompts.append(prompts)
 
     async def _wait_idle(self, poller: MetricsPoller, longest_wall_s: float, when: str) -> None:

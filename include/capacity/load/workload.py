@@ -178,6 +178,8 @@ class Prompts:
         self._rng = np.random.default_rng(seed)
         self._built = 0
         self._ahead: deque[Prepared] = deque()
+        self._stock = 0
+        """How many are kept ahead."""
         self._lengths: deque[tuple[int, int]] = deque()
         self._lines: list[dict[str, Any]] | None = None
         if workload.replay:
@@ -195,10 +197,16 @@ class Prompts:
             prepared = self._build()
             size += len(prepared.body)
             self._ahead.append(prepared)
+        self._stock = len(self._ahead)
 
     def next(self) -> Prepared:
         """The next request."""
         return self._ahead.popleft() if self._ahead else self._build()
+
+    def restock(self) -> None:
+        """Build one request, if fewer are there than were built ahead."""
+        if len(self._ahead) < self._stock:
+            self._ahead.append(self._build())
 
     def notes(self, sent: int) -> list[str]:
         """What a reader should know about the requests sent."""
