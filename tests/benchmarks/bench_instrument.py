@@ -1,6 +1,6 @@
 """What our instrument costs and how well it measures, beside clients that do less and tools that people use.
 
-``python -m tests.benchmarks.bench_instrument [--in-flight 64,256,1000] [--seconds 6] [--repeats 3]
+``python -m tests.benchmarks.bench_instrument [--in-flight 64,256,1000] [--seconds 20] [--repeats 3]
 [--peers]``
 
 Closed loops of streams (64 tokens, the first after 20 ms and one every 20 ms) against the null server in a
@@ -614,7 +614,7 @@ def hold(targets: Targets, n: int, slow: int, seconds: float) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--in-flight", default="64,256,1000")
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kinds", help=f"some of {','.join(OWN)}")
     parser.add_argument("--peers", action="store_true", help="also the tools of scripts/setup_peers.sh")
