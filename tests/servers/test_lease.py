@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from include.capacity.errors import DataError
 from include.capacity.servers.lease import Lease, leases
+from include.capacity.servers.reap import reap
 
 PROJECT = Path(__file__).parents[2]
 
@@ -133,6 +135,31 @@ def test_a_name_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
     assert odd.acquire()
     assert odd.path.parent == folder
     assert sorted(path.name for path in tmp_path.iterdir()) == ["leases"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"expires_at_s": "x"},
+        {"expires_at_s": math.nan},
+        {"expires_at_s": 1e300},
+        {"since_s": -1e300},
+        {"pid": "x"},
+        {"accelerator": None},
+    ],
+)
+def test_a_lease_of_wrong_values_keeps_no_other_from_being_broken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: dict[str, Any]
+) -> None:
+    for name in ("gpu-0", "gpu-1"):
+        assert Lease(name, holder="dag/over", model="m", folder=tmp_path).acquire()
+    broken = tmp_path / "gpu-0.json"
+    broken.write_text(json.dumps({**json.loads(broken.read_text()), **change}))
+    (tmp_path / "folder.json").mkdir()
+    found = reap(lambda run: True, tmp_path / "servers", tmp_path)
+    assert [item.held.accelerator for item in found.leases] == ["gpu-1"]
+    assert f"{broken}: not a lease" in caplog.text
+    assert "folder.json: not a lease: " in caplog.text
 
 
 def test_a_file_that_is_no_lease_is_named(tmp_path: Path) -> None:

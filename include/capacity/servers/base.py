@@ -12,7 +12,14 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NotRequired,  # pydantic needs these before Python 3.12
+    Protocol,
+)
+
+from typing_extensions import TypedDict
 
 if TYPE_CHECKING:
     from include.capacity.servers.order import Order

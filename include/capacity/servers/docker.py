@@ -176,7 +176,9 @@ def owned(folder: Path) -> list[ServerState]:
             raise
         return []  # no engine, and none was used
     states = [
-        from_mark(container.labels.get(f"{LABEL}{WHOLE}", ""), f"container {container.name}", folder)
+        from_mark(
+            container.labels.get(f"{LABEL}{WHOLE}", ""), f"container {container.name}", folder, "docker"
+        )
         for container in found
     ]
     return [state for state in states if state is not None]

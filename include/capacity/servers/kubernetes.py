@@ -191,10 +191,14 @@ def owned(folder: Path) -> list[ServerState]:
             kind="kubernetes", model="(any model)", served_name="", context=context, namespace=namespace
         )
         with cluster(place) as api:
-            found += api.apps.list_namespaced_deployment(namespace, label_selector=SERVER_ID, **WITHIN).items
-    notes = [(item.metadata.name, (item.metadata.annotations or {}).get(NOTES, "")) for item in found]
-    states = [from_mark(text, f"deployment {name}", folder) for name, text in notes]
-    return [state for state in states if state is not None]
+            items = api.apps.list_namespaced_deployment(namespace, label_selector=SERVER_ID, **WITHIN).items
+        for item in items:
+            text = (item.metadata.annotations or {}).get(NOTES, "")
+            state = from_mark(text, f"deployment {item.metadata.name}", folder, "kubernetes")
+            if state is not None:
+                state.handle.context, state.handle.namespace = context, namespace
+                found.append(state)
+    return found
 
 
 # -- what the cluster is asked for

@@ -13,13 +13,15 @@ so it goes stale, and is broken by the next who asks, with a line in the log, wh
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from include.capacity.errors import DataError
 from include.capacity.results.store import safe_name
@@ -29,6 +31,8 @@ from include.capacity.servers.state import process_identity, same_process, this_
 log = logging.getLogger(__name__)
 
 EXPIRES_S = 24 * 3600.0
+LAST_S = 253_402_300_799.0
+"""The end of the year 9999: a time after it is none."""
 
 
 @dataclass(kw_only=True)
@@ -150,12 +154,7 @@ class Lease:
         return f"it expired at {_clock(held.expires_at_s)}" if time.time() >= held.expires_at_s else None
 
     def _read(self) -> Held | None:
-        try:
-            return Held(**json.loads(self.path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError) as error:
-            raise DataError(f"{self.path}: not a lease: {error}; remove it if no sweep is running") from error
+        return _read(self.path)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -170,12 +169,32 @@ def leases(folder: Path | None = None) -> list[Held]:
     found = []
     for path in sorted((folder or state_folder() / "leases").glob("*.json")):
         try:
-            found.append(Held(**json.loads(path.read_text(encoding="utf-8"))))
-        except FileNotFoundError:  # released meanwhile
+            held = _read(path)
+        except DataError as error:
+            log.error("%s", error)
             continue
-        except (ValueError, TypeError) as error:
-            log.error("%s: not a lease: %s", path, error)
+        if held is not None:  # else released meanwhile
+            found.append(held)
     return found
+
+
+@cache
+def _form() -> TypeAdapter[Held]:
+    return TypeAdapter(Held)
+
+
+def _read(path: Path) -> Held | None:
+    """A lease's file; None if there is none, DataError if it is not one."""
+    try:
+        held = _form().validate_json(path.read_text(encoding="utf-8"), strict=True)
+        for name in ("since_s", "expires_at_s"):
+            if not 0 <= getattr(held, name) <= LAST_S:
+                raise ValueError(f"{name} is no time: {getattr(held, name)}")
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path}: not a lease: {error}; remove it if no sweep is running") from error
+    return held
 
 
 def _clock(unix_s: float) -> str:

@@ -317,8 +317,8 @@ def marked(kind: str, folder: Path) -> list[ServerState]:
             started_at = process.create_time()
         except (psutil.Error, OSError):  # ended, not ours to look at, or a kernel thread
             continue
-        state = from_mark(told, f"pid {process.pid}", folder)
-        if state is None or state.handle.kind != kind:
+        state = from_mark(told, f"pid {process.pid}", folder, kind)
+        if state is None:
             continue
         known = found.setdefault(state.handle.server_id, state)
         if known.handle.pid_started_at is None or started_at < known.handle.pid_started_at:

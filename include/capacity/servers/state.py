@@ -14,11 +14,14 @@ import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
+from pydantic import TypeAdapter
 
+from include.capacity.config import SERVER_KINDS
 from include.capacity.errors import DataError, ServerError
 from include.capacity.results.store import replace_file, safe_name
 from include.capacity.servers.base import Handle, Owner, run_name, state_folder
@@ -100,26 +103,37 @@ def marks(state: ServerState) -> dict[str, str]:
     }
 
 
-def from_mark(text: str, where: str, folder: Path) -> ServerState | None:
-    """The server that a mark tells of; None if it is another installation's, or no mark of ours (logged).
+def from_mark(text: str, where: str, folder: Path, kind: str) -> ServerState | None:
+    """The server of that kind that a mark tells of; None if it is another's, or no mark of ours (logged).
 
     A mark is made before the server is up and does not tell how far it has come since: it counts as ready,
-    so that nobody takes it for half-started.
+    so that nobody takes it for half-started. Others may write marks, too (whoever may create a Deployment in
+    the namespace): what it says can name no file outside ``folder``, and no process.
     """
     try:
         state = _parsed(text)
-    except (ValueError, TypeError, KeyError) as error:
+    except ValueError as error:
         log.error("%s: not marked as ours are: %s", where, error)
         return None
-    if not Path(str(state.handle.state)).is_relative_to(folder.resolve()):
+    handle, ours = state.handle, folder.resolve()
+    files = (str(handle.state), handle.log or str(handle.state))
+    if handle.kind != kind or not all(Path(os.path.normpath(name)).is_relative_to(ours) for name in files):
         return None
+    handle.pid = handle.pid_started_at = None
     state.status = READY
     return state
 
 
+@cache
+def _form() -> TypeAdapter[ServerState]:
+    return TypeAdapter(ServerState)
+
+
 def _parsed(text: str) -> ServerState:
-    data = json.loads(text)
-    return ServerState(**{**data, "handle": Handle.from_json(data["handle"])})
+    state = _form().validate_json(text, strict=True)
+    if state.handle.kind not in SERVER_KINDS:
+        raise ValueError(f"kind {state.handle.kind!r} is none of {SERVER_KINDS}")
+    return state
 
 
 def state_file(folder: Path, model_key: str) -> Path:
@@ -162,7 +176,11 @@ def read_state(path: Path) -> ServerState:
     """One state file; DataError if it is not one."""
     try:
         return _parsed(path.read_text(encoding="utf-8"))
-    except (ValueError, TypeError, KeyError) as error:
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
         raise DataError(f"{path}: not a server's state file: {error}") from error
 
 
@@ -181,11 +199,11 @@ def process_identity() -> tuple[int, float]:
 
 def same_process(pid: int | None, started_at: float | None) -> psutil.Process | None:
     """The process, if it runs and began when it should have; a zombie does not run."""
-    if pid is None or started_at is None:
+    if pid is None or pid <= 0 or started_at is None:
         return None
     try:
         process = psutil.Process(pid)
-        if abs(process.create_time() - started_at) > CLOCK_TOLERANCE_S:
+        if not abs(process.create_time() - started_at) <= CLOCK_TOLERANCE_S:  # NaN is no time, either
             return None
         return None if process.status() == psutil.STATUS_ZOMBIE else process
     except psutil.NoSuchProcess:
