@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
+import math
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -122,6 +127,9 @@ def test_an_endpoint_that_falls_idle_is_taken_and_one_that_tells_nothing_is_not_
     for unknown in ("", "no_metrics_of_ours 1\n", "vllm:num_requests_running{ 1\n", "<html>"):
         said[:] = [unknown]
         assert wait_until_quiet(url, None, quiet_s=1.0, patience_s=60) is None
+    said[:] = [load_of(3, 0), ""]  # busy, then silent
+    with pytest.raises(ServerError, match="in use by others: up to 3 requests"):
+        wait_until_quiet(url, None, quiet_s=0.3, patience_s=0.4)
     assert wait_until_quiet("http://127.0.0.1:9/metrics", None, quiet_s=1.0, patience_s=60) is None
 
 
@@ -215,6 +223,59 @@ def test_a_broken_state_file_is_reported_and_keeps_nobody_from_being_stopped(
     assert "broken.server.json: not a server's state file" in caplog.text
     assert [item.state.handle.model for item in stopped] == ["fake"]
     assert not servers.alive(handle)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"starter_pid": "me"},
+        {"owner": None},
+        {"owner": {"run_id": 7}},
+        {"handle": {"kind": "process", "model": "m", "served_name": "s", "pid": "7"}},
+        {"handle": {"kind": "magic", "model": "m", "served_name": "s"}},
+        {"handle": None},
+    ],
+)
+def test_a_state_file_of_wrong_values_keeps_nobody_from_being_stopped(
+    folder: Path, fake_model: MakeModel, caplog: pytest.LogCaptureFixture, change: dict[str, Any]
+) -> None:
+    handle = servers.start("fake", fake_model(), OWNER, folder)
+    good = json.loads(Path(str(handle.state)).read_text())
+    (folder / "a.server.json").write_text(json.dumps({**good, **change}))
+    (folder / "b.server.json").mkdir()
+    with caplog.at_level(logging.ERROR):
+        stopped = reap.reap(lambda run: True, folder, folder / "leases").stopped
+    assert "a.server.json: not a server's state file" in caplog.text
+    assert "b.server.json: cannot be read: Is a directory" in caplog.text
+    assert [item.state.handle.model for item in stopped] == ["fake"]
+
+
+def test_a_number_that_is_no_time_proves_no_process() -> None:
+    pid = os.getpid()
+    for started_at in (math.nan, math.inf, psutil.Process().create_time() - 100):
+        assert state.same_process(pid, started_at) is None
+    assert state.same_process(-1, 0.0) is None
+
+
+def test_a_mark_made_by_others_names_no_process_and_no_file_outside(tmp_path: Path) -> None:
+    handle = servers.Handle(
+        kind="kubernetes",
+        model="m",
+        served_name="s",
+        pid=os.getpid(),
+        pid_started_at=psutil.Process().create_time(),
+        state=str(tmp_path / "m.server.json"),
+        log=str(tmp_path / "m.log"),
+    )
+    told = asdict(state.started_here(handle, OWNER, "gpu-0"))
+    read = state.from_mark(json.dumps(told), "deployment x", tmp_path, "kubernetes")
+    assert read is not None
+    assert (read.handle.pid, read.handle.pid_started_at) == (None, None)
+    assert state.from_mark(json.dumps(told), "deployment x", tmp_path, "process") is None
+    for name in ("state", "log"):
+        for path in ("/etc/x", f"{tmp_path}/../x", f"{tmp_path}/a/../../x"):
+            forged = {**told, "handle": {**told["handle"], name: path}}
+            assert state.from_mark(json.dumps(forged), "deployment x", tmp_path, "kubernetes") is None
 
 
 def test_a_server_that_no_state_file_tells_of_is_found_by_its_marks(

@@ -2,7 +2,7 @@
 
 Quiet means: for ``quiet_s`` on end every reading says that nothing runs and nothing waits. One idle
 reading is not enough, for light traffic has idle moments. A server that exports no such metrics cannot
-be asked; then that is said, and nothing claimed.
+be asked; then that is said, and nothing claimed. One that has told and then does not answer is not idle.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ def wait_until_quiet(metrics_url: str, api_key: str | None, quiet_s: float, pati
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     began = idle_since = time.monotonic()
-    most = 0.0
+    most, has_told = 0.0, False
     with httpx.Client(headers=headers, timeout=ANSWER_WITHIN_S, trust_env=False) as client:
         while True:
             in_use = _in_use(client, metrics_url)
             now = time.monotonic()
-            if in_use is None:
+            if in_use is None and not has_told:
                 return None
-            if in_use:
-                most, idle_since = max(most, in_use), now
+            has_told = True
+            if in_use != 0:
+                most, idle_since = max(most, in_use or 0.0), now
             if now - idle_since >= quiet_s:
                 return True
             if now - began >= max(patience_s, quiet_s):
