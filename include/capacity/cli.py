@@ -288,7 +288,8 @@ def policy(options: argparse.Namespace) -> int:
         for name in ("replicas", "processes", "listen", "upstream")
         if getattr(options, name) is not None
     }
-    gateway = validate(Gateway, {**(about.get("gateway") or {}), **given}, "policy")
+    configured = validate(Gateway, about.get("gateway") or {}, "sweep.json: gateway")
+    gateway = validate(Gateway, {**configured.model_dump(), **given}, "policy")
     files = policy_files(about, found, gateway)
     if (options.dir / "policy").exists():  # of an earlier time, with other limits
         shutil.rmtree(options.dir / "policy")

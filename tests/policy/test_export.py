@@ -177,6 +177,20 @@ def test_an_upstream_that_a_file_could_not_carry_is_refused(upstream: str) -> No
         validate(Gateway, {"upstream": upstream}, "fleet")
 
 
+@pytest.mark.parametrize(
+    "listen", ["0.0.0.0:65536", "999.0.0.1:80", "127.0.0.1", "1.2.3:80", "[::]:80", "h:80"]
+)
+def test_an_address_that_no_gateway_could_listen_at_is_refused(listen: str) -> None:
+    with pytest.raises(ConfigError, match="listen: "):
+        validate(Gateway, {"listen": listen}, "fleet")
+
+
+def test_a_deadline_below_a_millisecond_is_not_none() -> None:
+    text = texts(entry("interactive", 25, deadline_s=0.0001))["alone/interactive/envoy.yaml"]
+    assert 'timeout: "0.001s"' in text
+    assert "0.000s" not in text
+
+
 def test_the_gateway_in_sweep_json_counts() -> None:
     files = {
         name.removeprefix("policy/"): data.decode()

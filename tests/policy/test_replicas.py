@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,10 @@ def test_refusals_by_erlangs_formula() -> None:
     assert refused_share(15, 10.0) == pytest.approx(0.0365, abs=5e-5)
     assert refused_share(20, 10.0) == pytest.approx(0.0019, abs=5e-5)
     assert refused_share(20, 0.0) == 0.0
+    # Beyond the sum: the same at the border, no end of waiting above it.
+    assert refused_share(10_001, 10_000.0) == pytest.approx(refused_share(10_000, 10_000.0), rel=2e-2)
+    assert refused_share(10**9, 1e9) == pytest.approx(2.523e-5, rel=1e-3)  # sqrt(2 / (pi n))
+    assert refused_share(10**9, 0.8e9) == 0.0
 
     found = plan([asked(0, 4.0)], ALONE, 0.2)  # one server: 25 places, 4 x 25 / 5 = 20 erlangs
     share = found["models"][0]["hours"][0]["classes"]["interactive"]["refused_share"]
@@ -176,6 +181,9 @@ def test_csv_and_yaml_say_the_same(tmp_path: Path) -> None:
         (ROWS + "0,steady,interactive,1,,240,\n", "row 1: prompt_tokens"),
         (ROWS + 2 * "0,steady,interactive,1,600,240,\n", "hour 0 of steady interactive is given twice"),
         ("hour,model\n0,steady\n", "row 1: class: Field required"),
+        (ROWS + "0,steady,interactive,1e300,600,240,\n", "row 1: requests_per_s"),
+        (ROWS + "0,steady,interactive,1,600,240,1e300\n", "row 1: price_per_hour"),
+        (ROWS + f"0,{'x' * 200_000},interactive,1,600,240,\n", "demand.csv: not CSV: field larger"),
     ],
 )
 def test_a_wrong_demand_file_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -208,6 +216,45 @@ def sweep(folder: Path, *entries: dict[str, Any]) -> Path:
     ]
     pd.DataFrame(rows, columns=columns).to_csv(folder / "steps.csv", index=False)
     return folder
+
+
+def test_a_demand_file_as_excel_writes_it(tmp_path: Path) -> None:
+    file = tmp_path / "demand.csv"
+    file.write_text(ROWS + "0,steady,interactive,1,600,240,\r\n", encoding="utf-8-sig")
+    assert [row.hour for row in read_demand(file)] == [0]
+
+
+def test_a_little_demand_needs_a_server_and_none_needs_none() -> None:
+    hours = plan([asked(0, 1e-300), asked(1, 0.0)], ALONE, 0.0)["models"][0]["hours"]
+    assert [hour["replicas"] for hour in hours[:2]] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"class": None}, "limits.0: class: "),
+        ({"limit": "25"}, "limits.0: limit: "),
+        ({"limit": -3}, "limits.0: limit: "),
+        ({"limit": 2.5}, "limits.0: limit: "),
+        ({"limit": True}, "limits.0: limit: "),
+        ({"deadline_s": math.nan}, "limits.0: deadline_s: "),
+        ({"deadline_s": 0}, "limits.0: deadline_s: "),
+        ({"evidence": {"concurrency": 25, "request_per_s": math.nan}}, "limits.0: evidence.request_per_s: "),
+        ({"evidence": {"concurrency": 25, "request_per_s": -1}}, "limits.0: evidence.request_per_s: "),
+        ({"valid_until": "soon"}, "limits.0: valid_until: "),
+    ],
+)
+def test_a_limits_file_that_was_broken_is_named_and_exported_to_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], says: str
+) -> None:
+    folder = sweep(tmp_path / "out", {**entry("interactive", 25), **change})
+    file = tmp_path / "demand.csv"
+    file.write_text(ROWS + "8,steady,interactive,12,575,230,\n")
+
+    for command in (["policy", str(folder)], ["replicas", str(folder), "--demand", str(file)]):
+        assert main(command) == 2
+        assert says in capsys.readouterr().err
+    assert not (folder / "policy").exists()
 
 
 def test_capacities_of_a_sweep(tmp_path: Path) -> None:

@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import AwareDatetime, BaseModel, Field
+
+from include.capacity.config import MAX_CONCURRENCY, validate
+from include.capacity.errors import ConfigError, DataError
 from include.capacity.words import EXPORTABLE, LimitStatus, StopReason
 
 OBJECTIVES = {
@@ -37,6 +41,40 @@ def why_not(entry: Mapping[str, Any], about: Mapping[str, Any]) -> str | None:
     if (entry.get("source") or about.get("source") or "measured") != "measured":
         return "imported, not measured by us"
     return None
+
+
+class _Evidence(BaseModel):
+    """The part of an entry's evidence that others calculate with."""
+
+    concurrency: float | None = Field(None, ge=0, allow_inf_nan=False)
+    request_per_s: float | None = Field(None, ge=0, allow_inf_nan=False)
+
+
+class _Entry(BaseModel):
+    """The part of a limit's entry that others act on."""
+
+    service_class: str = Field(alias="class", min_length=1)
+    limit: int | None = Field(None, ge=1, le=MAX_CONCURRENCY, strict=True)
+    deadline_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    evidence: _Evidence | None = None
+    valid_until: AwareDatetime | None = None
+    report: str = ""
+
+
+def entries_of(limits: Any, where: str) -> list[dict[str, Any]]:
+    """The entries of a ``limits.json``; DataError if a gateway or a plan could not trust what they hold.
+
+    The file may have been edited, or cut short: a limit of -3 or ``"25"`` must not become a gateway's.
+    """
+    found = limits.get("limits") if isinstance(limits, dict) else None
+    if not isinstance(found, list):
+        raise DataError(f"{where}: expected a list of limits, found none")
+    for at, entry in enumerate(found):
+        try:
+            validate(_Entry, entry, f"{where}: limits.{at}")
+        except ConfigError as error:
+            raise DataError(str(error)) from error
+    return found
 
 
 def claim(entry: Mapping[str, Any], *, simulated: bool) -> str:

@@ -88,7 +88,7 @@ def _free(policy: Policy, path: str) -> dict[str, Any]:
 
 
 def _route(policy: Policy, item: ClassLimit) -> dict[str, Any]:
-    deadline = f"{item.deadline_s:.3f}s"
+    deadline = f"{max(0.001, item.deadline_s):.3f}s"  # 0 would be none
     route: dict[str, Any] = {
         "cluster": policy.identifier(item),
         "timeout": deadline,
@@ -117,7 +117,7 @@ def _cluster(policy: Policy, item: ClassLimit) -> dict[str, Any]:
     return {
         "name": name,
         "type": "STRICT_DNS",
-        "connect_timeout": f"{min(5.0, item.deadline_s):.3f}s",
+        "connect_timeout": f"{min(5.0, max(0.001, item.deadline_s)):.3f}s",
         "load_assignment": {
             "cluster_name": name,
             "endpoints": [

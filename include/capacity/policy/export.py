@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from include.capacity.config import Gateway, Retries, validate
-from include.capacity.limits.claims import why_not
+from include.capacity.limits.claims import entries_of, why_not
 from include.capacity.policy.base import ClassLimit, NotPossible, Policy, one_line
 from include.capacity.results.store import safe_name
 
@@ -33,7 +33,7 @@ def policy_files(
     """Name (``policy/...``) -> content of every file for one sweep.
 
     ``about``: sweep.json; ``limits``: limits.json; ``gateway``: instead of the one in sweep.json. ConfigError
-    if retries or gateway in sweep.json are not what they should be.
+    if retries or gateway in sweep.json are not what they should be, DataError if limits.json is not.
     """
     files: dict[str, bytes] = {}
     entries = []
@@ -77,7 +77,7 @@ def _policies(
     about: Mapping[str, Any], limits: Mapping[str, Any], gateway: Gateway | None
 ) -> Iterator[tuple[str, list[str], Policy | str]]:
     """(folder, classes, the policy or why there is none) of every class alone and of the pair."""
-    entries = limits["limits"]
+    entries = entries_of(limits, "limits.json")
     alone = [entry for entry in entries if entry.get("measured", "alone") == "alone"]
     for entry in alone:
         series = f"{safe_name(entry['series'])}/" if entry.get("series") else ""

@@ -30,10 +30,11 @@ from typing import Annotated, Any
 
 import pandas as pd
 from pydantic import BeforeValidator, Field
+from scipy.stats import poisson
 
 from include.capacity.config import Strict, parse_yaml, read_text, validate
 from include.capacity.errors import ConfigError, DataError, NoLimit
-from include.capacity.limits.claims import why_not
+from include.capacity.limits.claims import entries_of, why_not
 from include.capacity.results.store import open_object, open_store
 from include.capacity.results.sweepdir import SweepDir
 
@@ -41,6 +42,8 @@ HOURS = range(24)
 HEADROOM = 0.2
 LENGTHS_AGREE = 0.10
 """Largest relative difference of mean lengths."""
+MOST_PLACES = 10_000
+"""Up to which Erlang's formula is summed place by place."""
 
 ASSUMES = (
     "requests are spread over the replicas so that none is above its limit",
@@ -58,11 +61,11 @@ class Demand(Strict):
     hour: int = Field(ge=0, le=23)
     model: str = Field(min_length=1)
     service_class: str = Field(min_length=1, alias="class")
-    requests_per_s: float = Field(ge=0, allow_inf_nan=False)
+    requests_per_s: float = Field(ge=0, le=1e9, allow_inf_nan=False)
     prompt_tokens: float = Field(gt=0, allow_inf_nan=False)
     """Mean of a request."""
     output_tokens: float = Field(gt=0, allow_inf_nan=False)
-    price_per_hour: Annotated[float | None, Blank] = Field(None, ge=0, allow_inf_nan=False)
+    price_per_hour: Annotated[float | None, Blank] = Field(None, ge=0, le=1e9, allow_inf_nan=False)
     """Of one replica."""
 
 
@@ -87,7 +90,10 @@ def read_demand(path: Path) -> list[Demand]:
     text = read_text(path)
     rows: Any
     if path.suffix.lower() == ".csv":
-        rows = list(csv.DictReader(io.StringIO(text)))
+        try:
+            rows = list(csv.DictReader(io.StringIO(text.removeprefix("\ufeff"))))  # as Excel writes it
+        except csv.Error as error:
+            raise ConfigError(f"{path}: not CSV: {error}") from error
     else:
         rows = parse_yaml(text, str(path))
     if not isinstance(rows, list) or not rows:
@@ -111,8 +117,8 @@ def read_capacities(where: str) -> tuple[dict[Key, Capacity | str], bool]:
     store, name = open_object(where)
     try:
         found = json.loads(store.read(name or "limits.json"))
-        entries = list(found["limits"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        entries = entries_of(found, where)
+    except (OSError, ValueError) as error:
         raise DataError(f"{where}: expected limits.json of a sweep or of latest/: {error}") from error
     latest = "updated_by_run" in found
     if latest:
@@ -120,6 +126,8 @@ def read_capacities(where: str) -> tuple[dict[Key, Capacity | str], bool]:
     sweeps: dict[str, tuple[dict[str, Any], pd.DataFrame]] = {}
     result: dict[Key, Capacity | str] = {}
     for entry in entries:
+        if latest and not (entry.get("report") and entry.get("valid_until")):
+            raise DataError(f"{where}: the entry of {entry['class']} names no report or no valid_until")
         folder = str(entry["report"]).rpartition("/")[0] if latest else ""
         if folder not in sweeps:
             sweeps[folder] = _measured(SweepDir(store, folder), where)
@@ -141,7 +149,10 @@ def _expired(entry: Mapping[str, Any]) -> str | None:
 def _measured(sweep: SweepDir, where: str) -> tuple[dict[str, Any], pd.DataFrame]:
     """What a limit was measured with, and its steps."""
     try:
-        return sweep.read_json("sweep.json"), sweep.steps()
+        about = sweep.read_json("sweep.json")
+        if not isinstance(about, dict) or "model" not in about:
+            raise DataError(f"{where}: its sweep.json is not what a sweep writes")
+        return about, sweep.steps()
     except FileNotFoundError as error:
         raise DataError(
             f"{error.filename or error}: missing; the lengths that {where} was measured with are there"
@@ -236,7 +247,10 @@ def _hour(
     if missing:
         return {"hour": hour, "replicas": None, "cost": None, "missing": missing, "classes": {}}
     needed = {
-        name: math.ceil(row.requests_per_s * (1 + headroom) / able[name].request_per_s - 1e-9)
+        name: max(
+            math.ceil(row.requests_per_s * (1 + headroom) / able[name].request_per_s - 1e-9),
+            int(row.requests_per_s > 0),  # a little is not nothing
+        )
         for name, row in asked.items()
     }
     replicas = max(needed.values()) if layout == "shared" else sum(needed.values())
@@ -297,6 +311,9 @@ def refused_share(places: int, offered: float) -> float:
     """
     if offered <= 0:
         return 0.0
+    if places > MOST_PLACES:  # the same in closed form: Poisson's density over its distribution
+        ratio = poisson.logpmf(places, offered) - poisson.logcdf(places, offered)
+        return min(1.0, math.exp(ratio))
     loss = 1.0
     for place in range(1, places + 1):
         loss = offered * loss / (place + offered * loss)
