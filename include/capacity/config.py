@@ -633,10 +633,14 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses repeated keys, aliases and tags; a date is text."""
+    """SafeLoader that refuses repeated keys, aliases and tags; dates, on, off, yes and no are text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML has it
-        first: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:timestamp"]
+        first: [
+            (tag, pattern)
+            for tag, pattern in known
+            if tag != "tag:yaml.org,2002:timestamp" and (tag != "tag:yaml.org,2002:bool" or first in "tTfF")
+        ]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 

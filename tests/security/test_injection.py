@@ -77,6 +77,16 @@ def test_what_looks_like_a_date_is_text() -> None:
         parse_fleet("fleet: 2001-99-99", "fleet.yaml")
 
 
+def test_the_key_on_is_a_word() -> None:
+    """Of ``notify``; for YAML 1.1 it would be a truth value."""
+    entry = "notify:\n  - notifier: a.B\n    on: [run_failed, limit_fell]"
+    (found,) = parse_fleet(SHIPPED.replace("notify: []", entry), "fleet.yaml").notify
+    assert found.on == ["run_failed", "limit_fell"]
+    for value, told in {"yes": True, "on": True, "true": True, "no": False, "off": False}.items():
+        text = SHIPPED.replace("ignore_eos: true", f"ignore_eos: {value}")
+        assert parse_fleet(text, "x").classes["interactive"].workload.ignore_eos is told
+
+
 @pytest.mark.parametrize("number", [".nan", ".inf", "-.inf", "1e400", "-1", "1" + "0" * 400])
 @pytest.mark.parametrize(
     "field",
