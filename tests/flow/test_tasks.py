@@ -408,6 +408,9 @@ def endpoint_fleet(fleet_file: Path, **server: object) -> None:
 
 def test_the_kill_switch_is_a_file_or_airflows_variable(fleet_file: Path, tmp_path: Path) -> None:
     switch = tmp_path / "stop"
+    endpoint_fleet(fleet_file, kill_switch="stop")  # from whose folder?
+    with pytest.raises(ConfigError, match=r"models\.steady\.server\.kill_switch: "):
+        a_run()
     endpoint_fleet(fleet_file, kill_switch=str(switch))
     named = ""
     run = replace(a_run(), kill_switch=lambda: named)
@@ -416,8 +419,16 @@ def test_the_kill_switch_is_a_file_or_airflows_variable(fleet_file: Path, tmp_pa
     assert asked() is None
     for named in ("steady", "other, steady", "all"):
         assert asked() == f"the Airflow variable capacity_kill_switch names {named.split()[-1]!r}"
-    named = "sprinter"
-    assert asked() is None
+    for named in (
+        "Steady",
+        "ALL",
+        "a;steady",
+        "a\nsteady",
+        '["a", "steady"]',
+    ):  # a brake takes any handwriting
+        assert asked() is not None, named
+    for named in ("sprinter", "steady-2", "not steadyy", "small"):
+        assert asked() is None, named
     assert tasks._stop_asked(run, "sprinter") is None  # a server of our own is stopped by its run
     switch.touch()
     assert asked() == f"the file {switch} exists"

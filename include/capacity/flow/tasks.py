@@ -323,7 +323,7 @@ def _stop_asked(run: Run, model: str) -> Callable[[], str | None] | None:
         if reason := kill_switch(server):
             return reason
         named = run.kill_switch() if run.kill_switch is not None else ""
-        off = {name.strip() for name in named.split(",")} & {model, "all"}
+        off = {name.casefold() for name in re.split(r"[^\w.-]+", named)} & {model.casefold(), "all"}
         return f"the Airflow variable {KILL_SWITCH} names {off.pop()!r}" if off else None
 
     return asked
