@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -20,7 +21,7 @@ from croniter import croniter
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from include.capacity.errors import ConfigError
-from include.capacity.redact import MASK, is_secret, redact_text
+from include.capacity.redact import MASK, is_secret, redact_text, where_secret
 
 DEFAULT_FLEET = Path(__file__).parents[1] / "config" / "fleet.yaml"
 FLEET_ENV = "CAPACITY_FLEET"
@@ -79,7 +80,37 @@ def _json_value(data: dict[str, Any]) -> dict[str, Any]:
         json.dumps(data, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"expected values of JSON: {error}") from None
+    if secret := where_secret(data):
+        raise ValueError(f"{secret}: a secret; it would be published. Name a key in api_key_env")
     return data
+
+
+_HARMLESS = re.compile(r"\d*|true|false|yes|no|on|off|/.*", re.IGNORECASE)
+"""Values of variables that are no secret whatever the name: switches, numbers, paths."""
+
+
+def _no_secrets(env: dict[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        if (is_secret(name) and not _HARMLESS.fullmatch(value)) or redact_text(value) != value:
+            raise ValueError(
+                f"{name}: a secret does not belong into this file: a process inherits it from the worker's "
+                "environment, a container gets it by pass_env, a pod by secret_env"
+            )
+    return env
+
+
+Env = Annotated[dict[str, str], AfterValidator(_no_secrets)]
+
+
+def _listen(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    try:
+        good = int(port) <= 65535 and IPv4Address(host)
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError("expected an IPv4 address and a port, such as 0.0.0.0:8080")
+    return text
 
 
 Url = Annotated[str, AfterValidator(_url)]
@@ -191,8 +222,8 @@ class ProcessServer(Strict):
     """``{source}``, ``{served_name}``, ``{host}``, ``{port}`` and ``{revision}`` are filled in.
     vLLM's own arguments (host, port, served name, revision, the model's ``vllm_args``) are appended
     when the command mentions no ``{port}``."""
-    env: dict[str, str] = Field(default_factory=dict)
-    host: str = "127.0.0.1"
+    env: Env = Field(default_factory=dict)
+    host: str = Field("127.0.0.1", min_length=1)
     port: int = Field(0, ge=0, le=65535)
     """0: a free one."""
     api_key_env: EnvName | None = None
@@ -211,8 +242,8 @@ class EndpointServer(Strict):
     """Where its Prometheus metrics are, if not at ``<url>/metrics``."""
     max_concurrency: Concurrency | None = None
     """Ceiling: never more of our requests in flight. Steps above it are not measured."""
-    kill_switch: str | None = Field(None, min_length=1, max_length=4096)
-    """A file. While it exists, this endpoint is not loaded; looked for every second."""
+    kill_switch: str | None = Field(None, pattern=r"^/[^\x00]+$", max_length=4096)
+    """A file, by its whole path. While it exists, this endpoint is not loaded; looked for every second."""
     quiet_s: float = Field(3.0, ge=0, le=3600)
     """It must have been idle for so long, by its own metrics, before it is loaded (0: not asked)."""
     quiet_patience_s: Seconds = 30
@@ -230,7 +261,7 @@ class DockerServer(Strict):
     pull: Literal["missing", "always", "never"] = "missing"
     command: list[str] = Field(default_factory=lambda: ["vllm", "serve", "{source}"], min_length=1)
     """In place of the image's entrypoint; completed as for ``process``."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Env = Field(default_factory=dict)
     pass_env: list[EnvName] = Field(default_factory=list)
     """Variables given to the container with the values they have here, e.g. ``HF_TOKEN``."""
     api_key_env: EnvName | None = None
@@ -277,7 +308,7 @@ class KubernetesServer(Strict):
     pull_secrets: list[K8sName] = Field(default_factory=list)
     command: list[str] = Field(default_factory=lambda: ["vllm", "serve", "{source}"], min_length=1)
     """In place of the image's entrypoint; completed as for ``process``."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Env = Field(default_factory=dict)
     secret_env: dict[EnvName, SecretKey] = Field(default_factory=dict)
     """Variables from Secrets, e.g. ``HF_TOKEN: {secret: hf, key: token}``."""
     api_key_env: EnvName | None = None
@@ -336,7 +367,7 @@ class Gateway(Strict):
     """Gateways that send to one server: each counts for itself, so each gets its share of the limit."""
     processes: int = Field(1, ge=1, le=1024)
     """Worker processes of each, where they count for themselves (LiteLLM)."""
-    listen: str = Field("0.0.0.0:8080", pattern=r"^\d{1,3}(\.\d{1,3}){3}:[1-9]\d{0,4}$")
+    listen: Annotated[str, AfterValidator(_listen)] = Field("0.0.0.0:8080", pattern=r"^[0-9.]+:[1-9]\d{0,4}$")
     """Address and port where the gateway listens (nginx, Envoy)."""
     upstream: Annotated[Url, AfterValidator(_plain_http)] = "http://127.0.0.1:8000"
     """Where the gateway finds the server."""
@@ -455,9 +486,9 @@ class Notify(Strict):
 
     @model_validator(mode="after")
     def _no_secrets(self) -> Notify:
-        secret = [name for name in self.arguments if re.search(r"passw|secret|token|api_?key", name, re.I)]
-        if secret:
-            raise ValueError(f"arguments.{secret[0]}: a secret belongs into an Airflow connection")
+        named = [name for name in self.arguments if re.search(r"passw|secret|token|api_?key", name, re.I)]
+        if secret := next(iter(named), None) or where_secret(self.arguments):
+            raise ValueError(f"arguments.{secret}: a secret belongs into an Airflow connection")
         return self
 
 

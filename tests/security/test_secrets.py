@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from include.capacity import servers
-from include.capacity.config import DEFAULT_FLEET, parse_fleet
+from include.capacity.config import DEFAULT_FLEET, ProcessServer, parse_fleet
 from include.capacity.errors import ConfigError, ServerError
 from include.capacity.load.request import Target
 from include.capacity.redact import redact_text
@@ -125,6 +125,17 @@ def test_the_key_is_not_shown_where_its_holder_is() -> None:
         ("https://h/v1?api_key=abc", "https://h/v1?api_key=***"),
         ("key sk-abcdefgh1234 was refused", "key *** was refused"),
         ("max_tokens=5, tokenizer x", "max_tokens=5, tokenizer x"),
+        ("serve --api-key hunter2 --port 1", "serve --api-key *** --port 1"),
+        ("--hf_token=hunter2", "--hf_token=***"),
+        ("{'api_key': 'hunter2', 'n': 1}", "{'api_key': '***', 'n': 1}"),
+        ('{"client_secret":"hunter2"}', '{"client_secret":"***"}'),
+        ("HF_TOKEN=hunter2 vllm serve", "HF_TOKEN=*** vllm serve"),
+        ("Authorization: Bearer hunter2", "Authorization: Bearer ***"),
+        (
+            "a bearer token is needed; api_key: Field required",
+            "a bearer token is needed; api_key: Field required",
+        ),
+        ('{"pad_token": "<pad>"} --ssl-keyfile=/k', '{"pad_token": "<pad>"} --ssl-keyfile=/k'),
     ],
 )
 def test_what_stands_where_secrets_stand_is_masked(text: str, shown: str) -> None:
@@ -146,6 +157,13 @@ def test_what_stands_where_secrets_stand_is_masked(text: str, shown: str) -> Non
             "hunter2",
         ),
         ("{kind: kubernetes, namespace: n, image: vllm, secret_env: {DB: hunter2}}", "hunter2"),
+        ("{kind: kubernetes, namespace: n, image: vllm, env: {HF_TOKEN: hunter2}}", "hunter2"),
+        ("{kind: docker, image: vllm, env: {AWS_SECRET_ACCESS_KEY: hunter2}}", "hunter2"),
+        ("{kind: process, env: {HF_TOKEN: hunter2}}", "hunter2"),
+        ('{kind: process, env: {HTTPS_PROXY: "http://me:hunter2@proxy"}}', "hunter2"),
+        ("{kind: process, env: [HF_TOKEN=hunter2]}", "hunter2"),
+        ("{kind: process, env: [{HF_TOKEN: hunter2}]}", "hunter2"),
+        ("{kind: process, command: vllm serve --api-key hunter2}", "hunter2"),
     ],
 )
 def test_a_secret_written_into_the_fleet_file_is_refused_and_not_repeated(entry: str, secret: str) -> None:
@@ -154,6 +172,37 @@ def test_a_secret_written_into_the_fleet_file_is_refused_and_not_repeated(entry:
     with pytest.raises(ConfigError, match=r"models\.steady\.server\.") as caught:
         parse_fleet(text, "fleet.yaml")
     assert secret not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["{api_key: hunter2}", "{a: [{client_secret: hunter2}]}", '{h: {Authorization: "Bearer hunter2"}}'],
+)
+def test_a_secret_in_what_is_sent_is_refused_for_it_would_be_published(body: str) -> None:
+    text = DEFAULT_FLEET.read_text().replace("extra_body: {}", f"extra_body: {body}")
+    with pytest.raises(ConfigError, match=r"extra_body: .*: a secret; it would be published") as caught:
+        parse_fleet(text, "fleet.yaml")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_variables_that_only_sound_like_secrets_are_taken() -> None:
+    env = {
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+        "HF_TOKEN_PATH": "/run/token",
+        "TOKENIZERS_PARALLELISM": "no way",
+    }
+    assert ProcessServer(kind="process", env=env).env == env
+
+
+def test_a_secret_deep_in_a_notifiers_arguments_is_refused() -> None:
+    entry = (
+        "notify: [{notifier: a.B, on: [run_failed], "
+        'arguments: {headers: [{Authorization: "Bearer hunter2"}]}}]'
+    )
+    text = DEFAULT_FLEET.read_text().replace("notify: []", entry)
+    with pytest.raises(ConfigError, match=r"arguments\.headers\.Authorization: a secret") as caught:
+        parse_fleet(text, "fleet.yaml")
+    assert "hunter2" not in str(caught.value)
 
 
 def test_credentials_in_a_bucket_url_are_refused_and_not_repeated() -> None:

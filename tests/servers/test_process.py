@@ -313,6 +313,17 @@ def test_json_arguments_keep_their_braces() -> None:
         ({"command": ["serve", "{port}", "--hf-token=abc"]}, "--hf-token shows a secret in process lists"),
         ({"command": ["serve", "{port}", "sk-abcdefghijk"]}, "an argument shows a secret in process lists"),
         ({"command": ["serve", "a\0b", "{port}"]}, "holds a zero byte"),
+        (
+            {
+                "model": {"source": "m", "vllm_args": ["--host=0.0.0.0"]},
+                "command": ["vllm", "serve", "{source}"],
+            },
+            "models.fake.vllm_args: --host is set from server.host; say it there",
+        ),
+        (
+            {"model": {"source": "m", "vllm_args": ["--served_model", "x"]}, "command": ["vllm", "serve"]},
+            "models.fake.vllm_args: --served-model-name is set from served_name; say it there",
+        ),
         ({"api_key_env": "NOT_SET_ANYWHERE"}, "environment variable NOT_SET_ANYWHERE"),
     ],
 )

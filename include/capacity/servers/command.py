@@ -9,6 +9,9 @@ from include.capacity.config import Model
 from include.capacity.errors import ConfigError
 from include.capacity.redact import redact_text
 
+OURS = {"--host": "server.host", "--port": "server.port", "--served-model-name": "served_name"}
+"""vLLM's options that are appended to a command -> where they come from."""
+
 _PLACEHOLDER = re.compile(r"\{(source|served_name|host|port|revision)\}")
 
 
@@ -20,6 +23,7 @@ def command_line(model_key: str, model: Model, configured: Sequence[str]) -> lis
     where = f"models.{model_key}"
     command = list(configured)
     if not any("{port}" in arg for arg in command):
+        _refuse_ours(model.vllm_args, where)
         command += ["--host", "{host}", "--port", "{port}", "--served-model-name", "{served_name}"]
         command += ["--revision", "{revision}"] if model.revision else []
         command += model.vllm_args
@@ -50,6 +54,15 @@ def _shows_secret(arg: str) -> bool:
     option = arg.partition("=")[0].replace("_", "-")
     cut_short = any(full.startswith(option) and len(option) >= 6 for full in ("--api-key", "--hf-token"))
     return cut_short or redact_text(arg) != arg
+
+
+def _refuse_ours(vllm_args: Sequence[str], where: str) -> None:
+    """ConfigError for options that would overrule ours: the last one counts, and opens another address."""
+    for arg in vllm_args:
+        option = arg.partition("=")[0].replace("_", "-")
+        full = next((one for one in OURS if one.startswith(option) and len(option) >= 4), None)
+        if full:
+            raise ConfigError(f"{where}.vllm_args: {full} is set from {OURS[full]}; say it there")
 
 
 def fill(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
