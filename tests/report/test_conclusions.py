@@ -119,7 +119,13 @@ def test_sharp_peak() -> None:
 def test_peak_beyond_what_was_measured() -> None:
     assert peak_sentences(curve(step(8, 500), step(16, 900), step(32, 1234))) == [
         "Throughput of completed requests still rises at 32, the highest concurrency measured: 1,234 tok/s, "
-        "after at most 900 at 16. Its peak lies beyond."
+        "after at most 900 at 16. Where it peaks was not seen."
+    ]
+
+
+def test_nothing_completed_is_no_peak() -> None:
+    assert peak_sentences(curve(step(8, 0, rejected=600), step(16, 0, rejected=600))) == [
+        "No request completed at any concurrency measured."
     ]
 
 
@@ -222,7 +228,7 @@ def test_server_full() -> None:
         )
     ) == [
         "The server never ran more than 16 requests at once; at 32 on average 15.9 more were waiting.",
-        "The KV cache was never full: its use peaked at 43 %, at 16.",
+        "The KV cache was not seen full: its use peaked at 43 %, at 16.",
     ]
 
 
@@ -296,6 +302,50 @@ def test_choice_by_completed_requests_at_the_limit() -> None:
         "interactive: sprinter completes the most at its limit, 6.00 requests/s at 8 in flight (n 600); "
         "then steady (5.50 at 22)."
     ]
+
+
+def test_choice_does_not_rank_what_cannot_be_told_apart() -> None:
+    (fast,) = (row for row in sprinter().steps.to_dict("records") if row["concurrency"] == 8)
+    rows = [{**fast, "request_per_s_low": 5.4, "request_per_s_high": 6.6}]
+    slow = [step(22, 1100, request_per_s_low=5.1, request_per_s_high=5.9)]
+    assert choice_sentences([data("steady", 22, 24, slow), data("sprinter", 8, 9, rows)]) == [
+        "interactive: sprinter completes the most at its limit, 6.00 requests/s at 8 in flight (n 600); "
+        "then steady (5.50 at 22, which is too close to it to be told apart)."
+    ]
+
+
+def test_choice_names_who_is_left_out_and_why() -> None:
+    """One model that may not be compared takes the order of the others from nobody."""
+    slow = {**RULE, "ttft": {"at_most_s": 3.0, "share": 0.95}}
+    models = [
+        steady(),
+        sprinter(),
+        data("giant", 4, 5, [step(4, 400)], classes={"interactive": slow}),
+        data("other", 4, 5, [step(4, 400)], accelerator={"kind": "MI325X", "count": 8}),
+        data("open", 4, None, [step(4, 400)], status="lower_bound"),
+    ]
+    assert choice_sentences(models) == [
+        "interactive: sprinter completes the most at its limit, 6.00 requests/s at 8 in flight (n 600); "
+        "then steady (5.50 at 22). Not compared with these: giant (other objectives or workload), "
+        "other (another accelerator) and open (no proven limit)."
+    ]
+
+
+def test_each_accelerator_has_its_own_choice() -> None:
+    there = {"kind": "MI325X", "count": 8}
+    models = [
+        steady(),
+        sprinter(),
+        data("a", 4, 5, [step(4, 400)], accelerator=there),
+        data("b", 8, 9, [step(8, 800)], accelerator=there),
+    ]
+    first, second = choice_sentences(models)
+    assert first.startswith("interactive: sprinter completes the most")
+    assert second == (
+        "interactive: b completes the most at its limit, 4.00 requests/s at 8 in flight (n 600); then a "
+        "(2.00 at 4). Not compared with these: steady (another accelerator) and sprinter (another "
+        "accelerator)."
+    )
 
 
 @pytest.mark.parametrize(

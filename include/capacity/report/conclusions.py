@@ -13,8 +13,9 @@ first failures  The lowest measured concurrency above the limit at which an obje
 more raw throughput, lower limit
                 Same class and workload, same accelerator, both limits usable and measured alone; the raw
                 peak at least 5 % higher, and the brackets of the two limits apart.
-which model     Completed requests per second measured at the limit, among proven limits on one
-                accelerator.
+which model     Completed requests per second measured at the limit, among proven limits on one kind and
+                count of accelerator, of one workload and with the same objectives. Two whose 95 %
+                intervals overlap are called equal; who is left out is named, with why.
 imported        Whose numbers these are, how many of the steps may be used, which kinds of conclusion their
                 columns carry, and why no limit of theirs is published.
 """
@@ -22,6 +23,7 @@ imported        Whose numbers these are, how many of the steps may be used, whic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from include.capacity.limits.plateaus import CAUSES, CHANGES, causes_of
@@ -75,12 +77,14 @@ def peak_sentences(curve: Frame) -> list[str]:
     if len(found) < 2:
         return []
     peak, top = int(found.idxmax()), float(found.max())
+    if not top > 0:
+        return ["No request completed at any concurrency measured."]
     subject = "Throughput of completed requests"
     before = found[found.index < peak]
     if peak == found.index.max() and top > RISING * float(before.max()):
         return [
             f"{subject} still rises at {number(peak)}, the highest concurrency measured: {rate(top)} tok/s, "
-            f"after at most {rate(before.max())} at {number(before.idxmax())}. Its peak lies beyond."
+            f"after at most {rate(before.max())} at {number(before.idxmax())}. Where it peaks was not seen."
         ]
     sentence = f"{subject} peaks at {rate(top)} tok/s at {number(peak)}"
     for at, value in before.items():
@@ -184,7 +188,7 @@ def server_sentences(curve: Frame) -> list[str]:
             found.append(f"The KV cache was full: its use peaked at {percent(kv[at])}, at {number(at)}.")
         else:
             found.append(
-                f"The KV cache was never full: its use peaked at {percent(kv[at])}, at {number(at)}."
+                f"The KV cache was not seen full: its use peaked at {percent(kv[at])}, at {number(at)}."
             )
     preempted = curve["server_preemptions"].dropna()
     if len(preempted) and preempted.max() > 0:
@@ -236,41 +240,83 @@ def fleet_sentences(models: Sequence[ModelData]) -> list[str]:
 
 def choice_sentences(models: Sequence[ModelData]) -> list[str]:
     """Per class, which model completes the most requests at its limit, and the order of fallback."""
-    found = []
-    for service_class, ranked in choices(models).items():
-        if len(ranked) < 2:
-            continue
-        first, *others = ranked
-        order = join(
-            [f"{m.name} ({rate(x)} at {number(_limit(m, service_class)['limit'])})" for m, x, _ in others]
-        )
-        found.append(
-            f"{service_class}: {first[0].name} completes the most at its limit, {rate(first[1])} requests/s "
-            f"at {number(_limit(first[0], service_class)['limit'])} in flight ({count(first[2])}); "
-            f"then {order}."
-        )
-    return found
+    return [
+        _choice(service_class, ranked, models)
+        for service_class in classes_of(models)
+        for ranked in choices(models, service_class)
+    ]
 
 
-def choices(models: Sequence[ModelData]) -> dict[str, list[tuple[ModelData, float, float]]]:
-    """Per class (model, completed requests/s at the limit, n), best first.
+@dataclass(frozen=True)
+class Choice:
+    """A model at its limit."""
 
-    Only proven limits measured alone with one workload on one kind and count of accelerator; where the
-    fleet has several kinds, none is compared.
+    model: ModelData
+    limit: int
+    request_per_s: float
+    low: float | None
+    """Ends of the 95 % interval of ``request_per_s``."""
+    high: float | None
+    n: float
+
+
+def choices(models: Sequence[ModelData], service_class: str) -> list[list[Choice]]:
+    """The models of a class that may be compared at their limits, best first; one list for each kind of
+    accelerator, workload and objectives that two or more of them share.
+
+    Only proven limits measured alone, with a step measured at the limit.
     """
-    ranked = {}
-    for service_class in classes_of(models):
-        usable = [m for m in models if _proven(m, service_class)]
-        if len({_comparable(m, service_class) for m in usable}) != 1:
+    alike: dict[tuple[str, ...], list[Choice]] = {}
+    for model in models:
+        if not _proven(model, service_class):
             continue
-        rows = []
-        for model in usable:
-            limit, curve = int(_limit(model, service_class)["limit"]), model.curve(service_class)
-            if limit in curve.index and (x := known(curve.at[limit, "request_per_s"])) is not None:
-                rows.append((model, x, float(curve.at[limit, "attempted"])))
-        if rows:
-            ranked[service_class] = sorted(rows, key=lambda row: (-row[1], row[0].name))
-    return ranked
+        limit, curve = int(_limit(model, service_class)["limit"]), model.curve(service_class)
+        if limit in curve.index and (x := known(curve.at[limit, "request_per_s"])) is not None:
+            low, high = (known(curve.at[limit, f"request_per_s_{end}"]) for end in ("low", "high"))
+            found = Choice(model, limit, x, low, high, float(curve.at[limit, "attempted"]))
+            alike.setdefault(_comparable(model, service_class), []).append(found)
+    return [
+        sorted(found, key=lambda one: (-one.request_per_s, one.model.name))
+        for found in alike.values()
+        if len(found) > 1
+    ]
+
+
+def _choice(service_class: str, ranked: Sequence[Choice], models: Sequence[ModelData]) -> str:
+    """One ranking in words."""
+    first, *others = ranked
+    order = join(
+        [
+            f"{one.model.name} ({rate(one.request_per_s)} at {number(one.limit)}"
+            f"{', which is too close to it to be told apart' if _overlap(first, one) else ''})"
+            for one in others
+        ]
+    )
+    said = (
+        f"{service_class}: {first.model.name} completes the most at its limit, {rate(first.request_per_s)} "
+        f"requests/s at {number(first.limit)} in flight ({count(first.n)}); then {order}."
+    )
+    names = {one.model.name for one in ranked}
+    left_out = [
+        f"{model.name} ({_why_unranked(first.model, model, service_class)})"
+        for model in models
+        if model.name not in names
+    ]
+    return f"{said} Not compared with these: {join(left_out)}." if left_out else said
+
+
+def _overlap(first: Choice, other: Choice) -> bool:
+    """Whether the intervals of the two rates overlap; False where one is unknown."""
+    return first.low is not None and other.high is not None and other.high >= first.low
+
+
+def _why_unranked(ranked: ModelData, model: ModelData, service_class: str) -> str:
+    if not _proven(model, service_class):
+        return "no proven limit"
+    here, there = _comparable(ranked, service_class), _comparable(model, service_class)
+    if here[:2] != there[:2]:
+        return "another accelerator"
+    return "other objectives or workload" if here != there else "no step measured at its limit"
 
 
 IMPORTED_COLUMNS = {
