@@ -22,8 +22,10 @@ from moto import mock_aws
 from include.capacity.errors import ConfigError
 from include.capacity.page.app import create_app
 from include.capacity.page.source import fleet_store
+from include.capacity.publish.publish import publish_run
 from include.capacity.results.store import FolderStore, S3Store, Store
-from tests.page.made import FIGURE, ROUTES, publish_nights
+from tests.page.made import FELL, FIGURE, ROUTES, publish_nights
+from tests.publish.made import limit_entry, small_sweep
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 LAST = NOW - timedelta(hours=3)
@@ -126,6 +128,47 @@ def test_limits_and_their_news(folder: FolderStore) -> None:
         f'src="{MOUNTED}/runs/night-2/1/llama/figures/interactive-latency.svg"',
     ):
         assert said in page, said
+
+
+def nights(tmp_path: Path, *found: tuple[int | None, str | None]) -> str:
+    """The page after nights with these limits (None: no step passed) and verdicts."""
+    target, work = FolderStore(tmp_path / "published"), FolderStore(tmp_path / "work")
+    for at, (limit, verdict) in enumerate(found):
+        when = LAST - timedelta(days=len(found) - at)
+        change = verdict and {**FELL, "verdict": verdict, "sentence": f"Night {at}: {verdict}."}
+        more: dict[str, Any] = {"change": change}
+        if limit is None:
+            more |= {"status": "no_passing_step", "bracket": [None, 4]}
+        entry = limit_entry("llama", "interactive", limit, **more)
+        sweep = small_sweep(work, "llama", [entry], created_at=when.isoformat(), simulated=False)
+        publish_run(target, f"night-{at}", {"llama": sweep}, promote=True, now=when)
+    return " ".join(get(lambda: target, "/limits").text.split())
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "mark"),
+    [
+        (["first", "may_have_fallen"], "may have fallen"),
+        (["first", "may_have_fallen", None], "may have fallen"),  # a night that says nothing decides nothing
+        (["first", "may_have_fallen", "same"], None),
+        (["first", "may_have_fallen", "fell", "same"], "fell"),
+        (["first", "fell", "may_have_risen", "same"], "fell"),
+    ],
+)
+def test_what_may_have_changed_is_news_until_the_next_run(
+    tmp_path: Path, verdicts: list[str | None], mark: str | None
+) -> None:
+    page = nights(tmp_path, *((40, verdict) for verdict in verdicts))
+    shown = {words for words in ("fell", "may have fallen", "may have risen") if f">{words}</span>" in page}
+    assert shown == ({mark} if mark else set())
+
+
+def test_a_night_in_which_nothing_passed_is_in_the_trend(tmp_path: Path) -> None:
+    page = nights(tmp_path, (64, "first"), (None, "fell"), (60, "rose"))
+    assert (
+        "Last 3 comparable runs: lowest no passing step, highest 64; newest last: 64, no passing step, 60"
+        in page
+    )
 
 
 def test_an_old_limit_is_stale(tmp_path: Path) -> None:

@@ -179,11 +179,30 @@ def test_a_run_that_is_published_while_its_month_is_compacted_is_kept(tmp_path: 
     assert sorted(ids(store)) == ["a", "b", "c", "d", "late"]
 
 
-def test_a_history_that_is_not_json_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["history/x.json", "history/compacted~2026-09.json"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{",
+        b"",
+        b"[]",
+        b"7",
+        b"{}",
+        b'{"schema": 1, "run_id": "x", "published_at": 3}',
+        b'{"schema": 1, "month": "2026-09", "entries": [{"run_id": "x"}]}',
+        b'{"schema": 1, "month": "2026-09", "entries": [{"run_id": "x", "attempt": 1, "models": {"m": {}}, '
+        b'"published_at": "2026-09-01T00:00:00+00:00"}]}',
+    ],
+)
+def test_what_is_no_object_of_the_history_is_named(tmp_path: Path, key: str, data: bytes) -> None:
     store = filled(tmp_path)
-    store.write("history/x.json", b"{")
-    with pytest.raises(PublishError, match=r"history/x\.json: not an object of the history"):
+    store.write(key, data)
+    with pytest.raises(PublishError, match=rf"/{key}: "):
         read_history(store)
+    if key == "history/x.json":
+        with pytest.raises(PublishError, match=rf"/{key}: "):
+            compact(store, NOW)
+    assert store.read(key) == data
 
 
 @settings(max_examples=200)

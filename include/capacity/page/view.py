@@ -15,8 +15,9 @@ from typing import Any
 from urllib.parse import quote
 
 from include.capacity.errors import PublishError
+from include.capacity.limits.changes import CHANGED
 from include.capacity.page.files import NotPublished, read_manifest
-from include.capacity.publish.documents import check, moment
+from include.capacity.publish.documents import moment
 from include.capacity.publish.history import read_history
 from include.capacity.publish.latest import read_latest
 from include.capacity.report.words import (
@@ -28,7 +29,7 @@ from include.capacity.report.words import (
     status_words,
 )
 from include.capacity.results.store import Store, safe_name
-from include.capacity.words import EXPORTABLE, TERMS
+from include.capacity.words import EXPORTABLE, TERMS, LimitStatus
 
 Entry = Mapping[str, Any]
 
@@ -150,10 +151,7 @@ def read_snapshot(store: Store) -> Snapshot:
     history: list[Entry] = []
     try:
         history = list(read_history(store, newest=HISTORY_RUNS))
-        for entry in history:
-            check(entry, "history", f"{store.url}/history, run {entry['run_id']}")
-    except (PublishError, KeyError, TypeError) as error:
-        history = []
+    except PublishError as error:
         problems.append(f"The history cannot be read, so trends and runs are missing: {error}")
     manifests: dict[tuple[str, int], Entry] = {}
     for entry in (latest or {}).get("limits", []):
@@ -292,22 +290,36 @@ def _comparable(entry: Entry, history: list[Entry]) -> Iterator[tuple[Entry, Ent
 
 
 def _news(entry: Entry, runs: list[tuple[Entry, Entry]]) -> tuple[Entry, datetime | None]:
-    """The newest change worth a mark, and when it was told; kept a while, for runs after it say "same"."""
+    """The newest change worth a mark, and when it was told; kept a while, for runs after it say "same".
+
+    What may have changed was left for the next run to decide: any verdict after it takes its place.
+    """
+    decided = False
     for limit, run in reversed(runs[-NEWS_RUNS:]):
         change = limit.get("change") or {}
-        if change.get("verdict") in VERDICTS:
+        verdict = change.get("verdict")
+        if verdict in CHANGED or (verdict in VERDICTS and not decided):
             return change, moment(run["published_at"])
+        decided = decided or verdict is not None
     change = entry.get("change") or {}
-    return (change, None) if change.get("verdict") in VERDICTS else ({}, None)
+    return (change, None) if change.get("verdict") in VERDICTS and not decided else ({}, None)
 
 
 def _trend(runs: list[tuple[Entry, Entry]]) -> Trend | None:
-    """The limits of the last comparable runs; None where there are fewer than two."""
-    numbered = [limit for limit, _ in runs if limit["status"] in EXPORTABLE and limit.get("limit")]
-    limits = [int(limit["limit"]) for limit in numbered]
-    fell = [(limit.get("change") or {}).get("verdict") == "fell" for limit in numbered]
+    """The limits of the last comparable runs, 0 where no step passed; None where there are fewer than two.
+
+    A run that says nothing about the server is left out.
+    """
+    telling = [
+        limit
+        for limit, _ in runs
+        if (limit["status"] in EXPORTABLE and limit.get("limit"))
+        or limit["status"] == LimitStatus.NO_PASSING_STEP
+    ]
+    limits = [int(limit.get("limit") or 0) for limit in telling]
+    fell = [(limit.get("change") or {}).get("verdict") == "fell" for limit in telling]
     limits, fell = limits[-TREND_RUNS:], fell[-TREND_RUNS:]
-    if len(limits) < 2:
+    if len(limits) < 2 or not any(limits):
         return None
     across = (WIDTH - 2 * MARGIN) / (len(limits) - 1)
     up = (HEIGHT - 2 * MARGIN) / max(limits)
@@ -315,9 +327,10 @@ def _trend(runs: list[tuple[Entry, Entry]]) -> Trend | None:
         (round(MARGIN + at * across, 1), round(HEIGHT - MARGIN - limit * up, 1))
         for at, limit in enumerate(limits)
     ]
-    shown = ", ".join(map(number, limits[-8:]))
+    said = [number(limit) if limit else "no passing step" for limit in limits]
+    shown, lowest = ", ".join(said[-8:]), said[limits.index(min(limits))]
     words = (
-        f"Last {len(limits)} comparable runs: lowest {number(min(limits))}, highest {number(max(limits))}; "
+        f"Last {len(limits)} comparable runs: lowest {lowest}, highest {number(max(limits))}; "
         f"newest last: {'… ' if len(limits) > 8 else ''}{shown}"
     )
     return Trend(points, fell, words)
@@ -382,16 +395,16 @@ def _figures(found: Snapshot) -> list[tuple[str, list[Figure]]]:
     return sorted((model, drawn) for model, drawn in figures.items() if drawn)
 
 
-def figures_of(manifest: Entry, model: str) -> list[Figure]:
-    """The figures that a run's manifest lists for a model."""
-    prefix = f"{safe_name(model)}/figures/"
+def figures_of(manifest: Entry, model: str | None) -> list[Figure]:
+    """The figures that a run's manifest lists for a model, or (None) for the fleet."""
+    prefix = "figures/" if model is None else f"{safe_name(model)}/figures/"
     return [
         Figure(
             f"runs/{safe_name(str(manifest['run_id']))}/{manifest['attempt']}/{quote(name)}",
             spaced_title(name.removeprefix(prefix).removesuffix(".svg")),
         )
         for name in manifest["names"]
-        if name.startswith(prefix) and name.endswith(".svg")
+        if re.fullmatch(rf"{re.escape(prefix)}[^/]+\.svg", name)
     ]
 
 
@@ -429,21 +442,24 @@ def _recent(entry: Entry, now: datetime) -> RecentRun:
 def run_page(manifest: Entry, url: str, now: datetime | None = None) -> dict[str, Any]:
     """The values of the template ``run.html.j2``: all files of one run."""
     published = moment(manifest["published_at"])
+    names = {safe_name(model): model for model in manifest["models"]}
     folders: dict[str, list[dict[str, str]]] = {}
     for file in manifest["files"]:
         top, _, rest = file["name"].rpartition("/")
         folder = top.partition("/")[0]
+        folder = folder if folder in names else ""
         folders.setdefault(folder, []).append(
             {
                 "path": quote(file["name"]),
                 "name": file["name"].removeprefix(f"{folder}/") if folder else file["name"],
                 "words": FILE_WORDS.get(rest)
-                or next((words for part, words in PART_WORDS.items() if f"/{part}/" in file["name"]), ""),
+                or next(
+                    (words for part, words in PART_WORDS.items() if f"/{part}/" in f"/{file['name']}"), ""
+                ),
                 "size": size(file["bytes"]),
                 "page": "view" if rest == "report.html" else "",
             }
         )
-    names = {safe_name(model): model for model in manifest["models"]}
     return {
         "run_id": manifest["run_id"],
         "attempt": manifest["attempt"],
@@ -453,9 +469,9 @@ def run_page(manifest: Entry, url: str, now: datetime | None = None) -> dict[str
         "total": size(sum(file["bytes"] for file in manifest["files"])),
         "folders": [
             {
-                "title": names.get(folder, folder) or "The run",
+                "title": names.get(folder, "The run"),
                 "files": sorted(files, key=lambda file: (file["name"].count("/"), file["name"])),
-                "figures": figures_of(manifest, names[folder]) if folder in names else [],
+                "figures": figures_of(manifest, names.get(folder)),
             }
             for folder, files in sorted(folders.items())
         ],

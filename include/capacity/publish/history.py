@@ -117,7 +117,7 @@ def write_entry(store: Store, entry: Mapping[str, Any]) -> None:
 def read_history(store: Store, newest: int | None = None) -> list[dict[str, Any]]:
     """History entries of all runs (or the ``newest`` so many), oldest first, each run once.
 
-    PublishError names an object that is not JSON.
+    PublishError names an object that is not JSON or no entry of a history.
     """
     for _ in range(READ_TRIES):
         try:
@@ -185,9 +185,15 @@ def _entries(store: Store, key: str) -> list[dict[str, Any]]:
 def _parsed(store: Store, key: str, data: bytes) -> list[dict[str, Any]]:
     try:
         document = json.loads(data)
-        return list(document["entries"]) if key.startswith(COMPACTED) else [document]
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise PublishError(f"{store.url}/{key}: not an object of the history: {error}") from error
+    month = key.startswith(COMPACTED)
+    if month:
+        check(document, "history-month", f"{store.url}/{key}")
+    entries = document["entries"] if month else [document]
+    for entry in entries:
+        check(entry, "history", f"{store.url}/{key}")
+    return list(entries)
 
 
 def _once(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
