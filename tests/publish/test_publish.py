@@ -42,7 +42,10 @@ def target(tmp_path: Path) -> FolderStore:
 def fleet_page(source: FolderStore) -> SweepDir:
     page = SweepDir(source, "fleet")
     page.write("report.html", '<a href="./steady/report.html">steady</a> run r1')
-    page.write("report.md", "[steady](./steady/report.html) run r1")
+    page.write("report.md", "![f](./figures/f.png) [steady](./steady/report.html) run r1")
+    page.write("figures/fleet-batch.svg", "<svg/>")
+    page.write("figures/fleet-batch.png", b"\x89PNG")
+    page.write("figures/other.txt", "is no figure")
     return page
 
 
@@ -56,6 +59,8 @@ def test_layout_and_manifest(source: FolderStore, target: FolderStore, fleet_pag
         "latest/limits.json",
         "latest/report.html",
         "latest/report.md",
+        "runs/r1/1/figures/fleet-batch.png",
+        "runs/r1/1/figures/fleet-batch.svg",
         "runs/r1/1/manifest.json",
         "runs/r1/1/report.html",
         "runs/r1/1/report.md",
@@ -83,7 +88,7 @@ def test_layout_and_manifest(source: FolderStore, target: FolderStore, fleet_pag
         key.removeprefix("runs/r1/1/") for key in target.keys("runs/") if not key.endswith("manifest.json")
     ]
     assert done["prefix"] == "runs/r1/1"
-    assert done["files"] == 20
+    assert done["files"] == 22
     assert done["report"] == "runs/r1/1/report.html"
     assert done["moved"] == [
         {"model": "steady", "class": "interactive", "measured": "alone", "limit": 24, "was": None}
@@ -314,7 +319,9 @@ def test_latest_report_links_into_the_run(
     sweep = small_sweep(source, "steady", [limit_entry("steady", "interactive", 24)])
     publish_run(target, "r1", {"steady": sweep}, fleet_page, promote=True, now=NIGHT)
     assert target.read("latest/report.html") == b'<a href="../runs/r1/1/steady/report.html">steady</a> run r1'
-    assert target.read("latest/report.md") == b"[steady](../runs/r1/1/steady/report.html) run r1"
+    assert target.read("latest/report.md") == (
+        b"![f](../runs/r1/1/figures/f.png) [steady](../runs/r1/1/steady/report.html) run r1"
+    )
 
 
 HOSTILE = [
@@ -376,7 +383,7 @@ def test_an_upload_that_dies_half_way_changes_nothing_a_reader_sees(
 ) -> None:
     old = small_sweep(source, "steady", [limit_entry("steady", "interactive", 24)])
     new = small_sweep(source, "steady", [limit_entry("steady", "interactive", 20)])
-    writes_of_run = 20 + 1  # files and manifest
+    writes_of_run = 22 + 1  # files and manifest
     total = writes_of_run + 1 + 3  # history, then latest/limits.json, report.html, report.md
     died = 0
     for k in range(total + 1):

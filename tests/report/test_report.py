@@ -125,7 +125,8 @@ def test_limits_over_time(built: Built) -> None:
         "fleet-batch",
     ]
     assert drawings[1].caption == (
-        f"steady: {limit['limit']} in this run, 10 to 12 in the 2 comparable before it. "
+        f"steady: {limit['limit']} in this run, 10 to 12 in the 2 comparable before it that found one; "
+        "in 1 no step passed. "
         "Hollow markers are lower bounds; a cross at 0 is a run in which no step passed."
     )
     assert "Nov" in "".join(ET.fromstring(drawings[1].svg).itertext())
@@ -253,6 +254,19 @@ def test_figures_are_files_and_whole_xml(built: Built) -> None:
             assert b"<dc:date>" not in content
 
 
+def test_the_fleets_figures_are_files_that_its_markdown_shows(built: Built) -> None:
+    names = [
+        f"figures/fleet-{kind}.{suffix}" for kind in ("batch", "interactive") for suffix in ("png", "svg")
+    ]
+    assert set(built.fleet.names("figures/")) == set(names)
+    page = built.fleet.read("report.md").decode()
+    assert re.findall(r"!\[.*\]\((.*)\)", page) == [
+        "./figures/fleet-interactive.png",
+        "./figures/fleet-batch.png",
+    ]
+    assert all(built.fleet.read(name).startswith(b"\x89PNG") for name in names if name.endswith("png"))
+
+
 def test_figures_are_deterministic(built: Built) -> None:
     first = next(iter(model_drawings(built.models["steady"])))
     again = next(iter(model_drawings(read_model(built.sweeps["steady"]))))
@@ -368,6 +382,40 @@ def test_rejected_steps_are_shown_but_not_used(built: Built, tmp_path: Path) -> 
     assert "Only 40 of 64 were in flight." in plain(page)
     assert page.count('<tr class="unused">') == 3
     assert "1 rejected." in plain(page)
+
+
+@pytest.mark.parametrize("kept", [{"interactive"}, {"batch"}, set()])
+def test_a_class_without_a_usable_step_stops_no_report(built: Built, tmp_path: Path, kept: set[str]) -> None:
+    """A model that has not every class of the fleet, or whose steps of one were all rejected."""
+    store = FolderStore(tmp_path)
+    rejected, partial = SweepDir(store, "rejected"), SweepDir(store, "partial")
+    for sweep in (rejected, partial):
+        for name in ("sweep.json", "limits.json", "steps.csv", "quality.json"):
+            sweep.write(name, built.sweeps["steady"].read(name))
+    quality = rejected.read_json("quality.json")
+    for step in quality["steps"]:
+        if step["service_class"] not in kept:
+            step["verdict"] = "reject"
+    rejected.write_json("quality.json", quality)
+    steps = partial.steps()
+    partial.write_steps(steps[steps["service_class"].isin(kept)])
+    partial.write_json("limits.json", {"limits": []})
+    models = {"rejected": rejected, "partial": partial, "sprinter": built.sweeps["sprinter"]}
+    drawings = fleet_drawings([read_model(sweep) for sweep in models.values()])
+    drawn = ["fleet-interactive", "fleet-batch"]
+    assert [drawing.name for drawing in drawings] == drawn
+    for drawing in drawings:
+        _, _, service_class = drawing.name.partition("-")
+        named = drawing.caption.count("completed requests/s, at")
+        assert named == (3 if service_class in kept else 1)
+    found = {name.partition("-")[0].rpartition("/")[2] for name in _figures_of(rejected)}
+    assert found == kept
+    build_fleet_report(models, SweepDir(store), {"run_id": "r"})
+    assert "rejected" in store.read("report.md").decode()
+
+
+def _figures_of(sweep: SweepDir) -> list[str]:
+    return [drawing.name for drawing in model_drawings(read_model(sweep))]
 
 
 def test_unchecked_data_says_so(built: Built, tmp_path: Path) -> None:

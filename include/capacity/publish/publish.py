@@ -2,7 +2,7 @@
 
 ::
 
-    runs/<run_id>/<attempt>/            report.html report.md (fleet), manifest.json, last
+    runs/<run_id>/<attempt>/            report.html report.md figures/ (fleet), manifest.json, last
         <model>/                        report.html report.md limits.json steps.csv quality.json
                                         requests.parquet server_metrics.parquet sweep.json steps/
                                         figures/ policy/
@@ -218,6 +218,9 @@ def run_files(
         for name in ("report.html", "report.md"):
             if fleet_report.exists(name):
                 yield name, fleet_report.read(name)
+        for name in fleet_report.names("figures/"):
+            if FILE_PATTERN.fullmatch(name):
+                yield name, fleet_report.read(name)
     for model, sweep in sweeps.items():
         folder = safe_name(model)
         yield f"{folder}/limits.json", as_json(limits[model])
@@ -274,6 +277,6 @@ def stamped(sweep: SweepDir, valid_until: datetime) -> dict[str, Any]:
 
 
 def relinked(report: bytes, base: str) -> bytes:
-    """A fleet report for ``latest/``: its links to the models' reports lead into the run."""
+    """A fleet report for ``latest/``: its links to the models' reports and figures lead into the run."""
     page = report.decode()
     return page.replace('href="./', f'href="{base}').replace("](./", f"]({base}").encode()

@@ -105,13 +105,18 @@ def build_model_report(sweep: SweepDir) -> ModelData:
     """
     data = read_model(sweep)
     drawings = model_drawings(data)
-    for drawing in drawings:
-        sweep.write(f"figures/{drawing.name}.svg", svg_file(drawing))
-        sweep.write(f"figures/{drawing.name}.png", drawing.png)
+    write_figures(sweep, drawings)
     values = model_values(data, drawings)
     sweep.write("report.html", render("model.html.j2", values))
     sweep.write("report.md", render("model.md.j2", values))
     return data
+
+
+def write_figures(out: SweepDir, drawings: Sequence[Drawing]) -> None:
+    """Each figure as SVG and as PNG in ``figures/``."""
+    for drawing in drawings:
+        out.write(f"figures/{drawing.name}.svg", svg_file(drawing))
+        out.write(f"figures/{drawing.name}.png", drawing.png)
 
 
 def gateway_files(data: ModelData) -> list[dict[str, Any]]:
@@ -135,12 +140,12 @@ def build_fleet_report(
     run: Mapping[str, Any],
     history: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Write the fleet's ``report.html`` and ``report.md`` into ``out``.
+    """Write the fleet's ``report.html``, ``report.md`` and ``figures/`` into ``out``.
 
     ``sweeps`` maps each model's key to its sweep. ``run`` holds ``run_id`` and may hold ``fleet``,
     ``attempt``, ``started_at``, ``ended_at``, ``failed`` (model -> why it gave no result) and ``missed``
     (sentences about nights before it that were not measured). ``history``: earlier runs, for the limits over
-    time. Links to the models' reports are relative to ``out`` and begin with ``./``.
+    time. Links to the models' reports and to figures are relative to ``out`` and begin with ``./``.
     """
     models, failed = {}, {str(name): str(why) for name, why in (run.get("failed") or {}).items()}
     for key, sweep in sweeps.items():
@@ -149,6 +154,7 @@ def build_fleet_report(
         else:
             failed.setdefault(key, "Nothing was measured.")
     values = fleet_values(models, failed, run, history)
+    write_figures(out, values["drawings"])
     out.write("report.html", render("fleet.html.j2", values))
     out.write("report.md", render("fleet.md.j2", values))
 

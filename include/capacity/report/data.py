@@ -43,7 +43,7 @@ FAILURES = tuple(
 )
 """Outcomes of attempted requests that did not complete, in the order of the vocabulary."""
 
-PHASE_RANK = {Phase.GRID: 0, Phase.PROVE: 0, Phase.SCOUT: 1, Phase.BASELINE: 2}
+PHASE_RANK: dict[str, int] = {Phase.GRID: 0, Phase.PROVE: 0, Phase.SCOUT: 1, Phase.BASELINE: 2}
 """Which phases are on a curve, the most trustworthy first; an imported step has no phase and counts as 1."""
 
 COUNTS = ("attempted", "completed", "objective_met", "n_effective", *FAILURES, "ttft_n", "tpot_n", "e2e_n")
@@ -211,8 +211,10 @@ def judged_steps(steps: Frame, quality: Mapping[str, Any] | None, evidence: Sequ
 
 def curve_of(steps: Frame) -> Frame:
     """The most trustworthy steps of each concurrency, pooled; indexed by concurrency."""
-    rank = steps["phase"].map(lambda phase: PHASE_RANK.get(phase, 1) if text(phase) else 1)
-    on_curve = steps["phase"].map(lambda phase: not text(phase) or phase in PHASE_RANK)
+    # Not by ``map``: of no steps that is an empty column of text, not of numbers.
+    phases = [text(phase) for phase in steps["phase"]]
+    rank = pd.Series([PHASE_RANK.get(phase, 1) for phase in phases], steps.index, dtype=int)
+    on_curve = pd.Series([not phase or phase in PHASE_RANK for phase in phases], steps.index, dtype=bool)
     steps = steps.assign(rank=rank)[on_curve & steps["concurrency"].notna()]
     best = steps[steps["rank"] == steps.groupby("concurrency")["rank"].transform("min")]
     numeric = [c for c in best.select_dtypes("number") if c not in ("concurrency", "repeat", "attempt")]

@@ -350,7 +350,8 @@ def _completion(data: ModelData, service_class: str, series: str, curve: Frame) 
     )
     if first is not None:
         sentences.append(f"The first failed request was seen at {number(first)}.")
-    sentences.append("Bars are one-sided 95 % bounds.")
+    if shown["y_lower"].notna().any():
+        sentences.append("Bars are one-sided 95 % bounds.")
     return figure, "completion rate", " ".join(sentences)
 
 
@@ -511,7 +512,7 @@ def _over_time(
         }
         if before := comparable(history, now, model.name):
             runs = [*before, now]
-            lines[model.name] = list(zip(runs, changes(runs), strict=True))[-SHOWN_RUNS:]
+            lines[model.name] = list(zip(runs, changes(runs), strict=True))
     if not lines:
         return None
     figure, (axes,) = _figure(1)
@@ -519,9 +520,10 @@ def _over_time(
     for at, (name, line) in enumerate(lines.items()):
         sentences.append(_one_over_time(axes, name, line, LINES[at % len(LINES)]))
     axes.set_ylabel("limit, requests in flight")
-    most = max(float(run["limit"] or 0) for line in lines.values() for run, _ in line)
+    shown = [run for line in lines.values() for run, _ in line[-SHOWN_RUNS:]]
+    most = max(float(run["limit"] or 0) for run in shown)
     axes.set_ylim(bottom=0, top=1.2 * max(most, 1.0))
-    times = sorted(_when(run) for line in lines.values() for run, _ in line)
+    times = sorted(_when(run) for run in shown)
     short = times[-1] - times[0] < timedelta(days=3)
     axes.xaxis.set_major_locator(AutoDateLocator(minticks=2, maxticks=5 if short else 8))
     axes.xaxis.set_major_formatter(DateFormatter("%d %b %H:%M" if short else "%d %b"))
@@ -535,7 +537,9 @@ def _over_time(
 def _one_over_time(
     axes: Axes, name: str, runs: list[tuple[Mapping[str, Any], dict[str, Any] | None]], style: dict[str, Any]
 ) -> str:
-    """Draw one model's limits; returns what to see in them."""
+    """Draw one model's newest limits; returns what to see in them."""
+    last_of = "last " if len(runs) > SHOWN_RUNS else ""
+    runs = runs[-SHOWN_RUNS:]
     when = [date2num(_when(run)) for run, _ in runs]
     values = np.array([np.nan if run["limit"] is None else float(run["limit"]) for run, _ in runs])
     axes.plot(when, values, label=_legend_text(name), **style)
@@ -569,7 +573,10 @@ def _one_over_time(
     span = number(earlier.min())
     if earlier.min() < earlier.max():
         span = f"{number(earlier.min())} to {number(earlier.max())}"
-    before = f"{span} in the {number(len(earlier))} comparable before it"
+    before = f"{span} in the {last_of}{number(len(earlier))} comparable before it"
+    nothing = sum(run["status"] == LimitStatus.NO_PASSING_STEP for run, _ in runs[:-1])
+    if nothing:
+        before += f" that found one; in {number(nothing)} no step passed"
     return f"{name}: {last} in this run, {before}.{''.join(told)}"
 
 
