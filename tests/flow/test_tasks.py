@@ -283,6 +283,9 @@ def test_what_changed_is_computed_from_the_history(fleet_file: Path) -> None:
         "stack_id": None,
     }
     before = {
+        "schema": 1,
+        "promoted": True,
+        "failed": {},
         "run_id": "r0",
         "attempt": 1,
         "published_at": "2026-01-01T05:00:00+00:00",
