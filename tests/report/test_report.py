@@ -350,6 +350,20 @@ def test_no_name_becomes_part_of_the_page(name: str) -> None:
     assert any(name == word for word in tags.words)
 
 
+def test_many_steps_and_long_names_fit_into_their_figures(tmp_path: Path) -> None:
+    """Of 40 bars every third is labelled, and a name of 300 letters takes no more than its share."""
+    store = FolderStore(tmp_path)
+    sweep = make_sweep(store, "m", "_" + "x" * 300, ladders={"interactive": list(range(1, 41))}, mode="exact")
+    drawings = {drawing.name: drawing for drawing in model_drawings(read_model(sweep))}
+    words = [text.strip() for text in ET.fromstring(drawings["interactive-outcomes"].svg).itertext()]
+    assert [word for word in words if word.isdecimal() and word not in ("0", "20", "60", "80", "100")][
+        :14
+    ] == ["1", "4", "7", "10", "13", "16", "19", "22", "25", "28", "31", "34", "37", "40"]
+    (fleet,) = fleet_drawings([read_model(sweep), read_model(make_sweep(store, "n", "n"))])[:1]
+    legend = [text for text in ET.fromstring(fleet.svg).itertext() if "xxx" in text]
+    assert f"\u200b_{'x' * 38}…" in legend
+
+
 def test_markdown_text_stays_in_its_cell() -> None:
     assert markdown_text("a|b\n# c `d` _e_") == r"a\|b # c \`d\` \_e\_"
     assert markdown_text("<b>") == "&lt;b&gt;"

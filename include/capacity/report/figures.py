@@ -50,6 +50,8 @@ WIDTH, HEIGHT = 6.6, 3.3
 PNG_DPI = 144
 ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
 """Ground of words that stand on lines."""
+LABELLED_BARS = 16
+LEGEND_CHARACTERS = 40
 SHOWN_RUNS = 60
 """Two months of nights."""
 
@@ -377,9 +379,10 @@ def _outcomes(data: ModelData, service_class: str, series: str, curve: Frame) ->
             **OUTCOME_BARS[kind],
         )
         base += share
-    labels = [f"{c:,}\nn {n:,.0f}" for c, n in zip(shown.index, shown["attempted"], strict=True)]
-    axes.xaxis.set_major_locator(FixedLocator(list(at)))
-    axes.set_xticklabels(labels, fontsize=8 if len(at) <= 10 else 6.5)
+    every = -(-len(at) // LABELLED_BARS)  # more labels would run into each other
+    steps = list(zip(shown.index, shown["attempted"], strict=True))[::every]
+    axes.xaxis.set_major_locator(FixedLocator(list(at[::every])))
+    axes.set_xticklabels([f"{c:,}\nn {n:,.0f}" for c, n in steps], fontsize=8 if len(at) <= 10 else 6.5)
     axes.grid(visible=False, axis="x")
     axes.set_ylim(0, 100)
     axes.set_ylabel("% of attempted requests")
@@ -625,7 +628,10 @@ def _line(axes: Axes, curve: Frame, column: str, label: str, style: dict[str, An
 
 
 def _legend_text(label: str) -> str:
-    """Matplotlib hides labels that begin with an underscore."""
+    """A name on one line that fits into the legend. Matplotlib hides those that begin with an underscore."""
+    label = " ".join(label.split())
+    if len(label) > LEGEND_CHARACTERS:
+        label = f"{label[: LEGEND_CHARACTERS - 1]}…"
     return f"\u200b{label}" if label.startswith("_") else label
 
 
