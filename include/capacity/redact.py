@@ -30,7 +30,7 @@ _CREDENTIAL = (
 )
 """Names that nothing else than a secret has; in free text ``key`` and ``token`` are mostly something else."""
 _NAMED = re.compile(
-    rf"(?<![a-z0-9_-])({_CREDENTIAL}[\"']?\s*(?:=|:\s*(?=[\"']))\s*[\"']?|-{{1,2}}{_CREDENTIAL}\s+[\"']?)"
+    rf"(?<![a-z0-9_-])({_CREDENTIAL}[\"']?\s*(?:=|:\s*(?=[\"'[]))\s*\[?[\"']?|-{{1,2}}{_CREDENTIAL}\s+[\"']?)"
     r"(?!\*\*\*)[^\s\"',;&}\]]+",
     re.IGNORECASE,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,3 +179,31 @@ def test_notifications_and_encryption_are_checked(change: dict[str, Any], messag
     data = {**yaml.safe_load(DEFAULT_FLEET.read_text()), **change}
     with pytest.raises(ConfigError, match=message):
         parse_fleet(yaml.safe_dump(data), "fleet.yaml")
+
+
+def test_the_examples_of_the_readme_are_read_as_they_stand() -> None:
+    """Literally: what a library has dumped is quoted where people do not quote."""
+    blocks = re.findall(r"```yaml\n(.*?)```", (Path(__file__).parents[2] / "README.md").read_text(), re.S)
+    shipped = DEFAULT_FLEET.read_text()
+    places = {
+        "notify:\n": "notify: []\n",
+        "    server:": "    server: {kind: simulator, profile: steady}\n",
+        "accelerators:\n": "accelerators:\n",
+        "models:\n": "models:\n",
+    }
+    kinds = set()
+    for block in blocks:
+        place = next(text for start, text in places.items() if block.startswith(start))
+        text = block.replace("models:\n", "", 1) if place == "models:\n" else block
+        if place == "accelerators:\n":
+            head, text = block.split("models:\n")
+            fleet = shipped.replace(place, head, 1).replace("models:\n", f"models:\n{text}", 1)
+        elif place == "models:\n":
+            fleet = shipped.replace(place, f"models:\n{text.replace('h100-0', 'sim-0')}", 1)
+        else:
+            fleet = shipped.replace(place, text, 1)
+        found = parse_fleet(fleet, "README.md")
+        kinds |= {model.server.kind for model in found.models.values()} | {
+            item.on[0] for item in found.notify
+        }
+    assert kinds == {"simulator", "process", "endpoint", "docker", "kubernetes", "run_failed"}

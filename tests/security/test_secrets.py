@@ -129,6 +129,7 @@ def test_the_key_is_not_shown_where_its_holder_is() -> None:
         ("--hf_token=hunter2", "--hf_token=***"),
         ("{'api_key': 'hunter2', 'n': 1}", "{'api_key': '***', 'n': 1}"),
         ('{"client_secret":"hunter2"}', '{"client_secret":"***"}'),
+        ("args: {'api_key': ['hunter2'], 'port': 1}", "args: {'api_key': ['***'], 'port': 1}"),
         ("HF_TOKEN=hunter2 vllm serve", "HF_TOKEN=*** vllm serve"),
         ("Authorization: Bearer hunter2", "Authorization: Bearer ***"),
         (
