@@ -428,6 +428,23 @@ def test_a_class_without_a_usable_step_stops_no_report(built: Built, tmp_path: P
     assert "rejected" in store.read("report.md").decode()
 
 
+def test_nothing_is_concluded_from_a_rejected_measurement(built: Built, tmp_path: Path) -> None:
+    sweep = SweepDir(FolderStore(tmp_path))
+    for name in ("sweep.json", "limits.json", "steps.csv", "quality.json"):
+        sweep.write(name, built.sweeps["steady"].read(name))
+    limits = sweep.read_json("limits.json")
+    for entry in limits["limits"]:
+        entry |= {"status": "rejected", "limit": None, "bracket": [None, 32], "best_estimate": 8.7}
+        entry |= {"server_bound_by": "slots", "claim": "No limit: client-bound.", "bound_by": None}
+    sweep.write_json("limits.json", limits)
+    build_model_report(sweep)
+    page = plain(sweep.read("report.html").decode())
+    for said in ("Best estimate", "In the server's own terms", "first not passing 32", "yes, with findings"):
+        assert said not in page, said
+    assert "no Of " in page
+    assert "The measurement was rejected: what follows is of the steps that were not." in page
+
+
 def _figures_of(sweep: SweepDir) -> list[str]:
     return [drawing.name for drawing in model_drawings(read_model(sweep))]
 

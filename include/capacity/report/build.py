@@ -71,6 +71,7 @@ from include.capacity.report.words import (
 )
 from include.capacity.results.store import safe_name
 from include.capacity.results.sweepdir import SweepDir
+from include.capacity.words import LimitStatus
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -300,9 +301,11 @@ def model_meta(data: ModelData) -> list[str]:
 def limit_card(entry: Mapping[str, Any]) -> dict[str, Any]:
     """One limit as a card."""
     low, high = bracket_of(entry.get("bracket"))
+    if is_rejected(entry):
+        low = high = None  # nothing is concluded from what cannot be trusted
     facts = [
         ("bound by", bound_words(entry)),
-        ("in the server", server_bound_words(entry)),
+        ("in the server", server_words(entry)),
         ("last pass", number(low) if low is not None else ""),
         ("first not passing", number(high) if high is not None else ""),
         ("deadline", seconds(entry.get("deadline_s")) if known(entry.get("deadline_s")) else ""),
@@ -320,6 +323,16 @@ def limit_card(entry: Mapping[str, Any]) -> dict[str, Any]:
         "claim": text(entry.get("claim")) or STATUS_MEANING.get(status, ""),
         "facts": [(name, value) for name, value in facts if value],
     }
+
+
+def is_rejected(entry: Mapping[str, Any] | None) -> bool:
+    """Whether a limit's measurement cannot be trusted, so that nothing is concluded from it."""
+    return entry is not None and entry.get("status") == LimitStatus.REJECTED
+
+
+def server_words(entry: Mapping[str, Any]) -> str:
+    """What bound a limit in the server's own terms; blank where nothing is concluded."""
+    return "" if is_rejected(entry) else server_bound_words(entry)
 
 
 def sure_notes(models: Sequence[ModelData]) -> list[str]:
@@ -357,14 +370,16 @@ def bound_groups(data: ModelData) -> list[dict[str, Any]]:
         sentences = []
         if entry and bound_words(entry):
             sentences.append(f"Bound by {bound_words(entry)}.")
-        if entry and server_bound_words(entry):
-            sentences.append(f"In the server's own terms: {server_bound_words(entry)}.")
+        if entry and server_words(entry):
+            sentences.append(f"In the server's own terms: {server_words(entry)}.")
         estimate = known(entry.get("best_estimate")) if entry else None
-        if estimate is not None:
+        if estimate is not None and not is_rejected(entry):
             sentences.append(
                 f"Best estimate of where it fails: {rate(estimate)}. It is above the truth half the time, "
                 "so nothing exports it."
             )
+        if is_rejected(entry):
+            sentences.append("The measurement was rejected: what follows is of the steps that were not.")
         sentences += model_sentences(data, name, series)
         sentences = sentences or [silence(data, name, series)]
         groups.append({"title": title_of(name, series), "sentences": sentences})
@@ -378,6 +393,8 @@ def trust(data: ModelData) -> dict[str, Any]:
     flagged, rejected = (int((steps["verdict"] == kind).sum()) for kind in ("flag", "reject"))
     if verdict == "ok" and (flagged or rejected):
         verdict = "flag"
+    if verdict and data.limits and all(is_rejected(entry) for entry in data.limits):
+        verdict = "reject"  # the steps in the way are among the rejected ones
     unused = int((steps["why_unused"] != "").sum())
     if quality is None:
         sentence = NOT_CHECKED
