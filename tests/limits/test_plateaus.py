@@ -9,6 +9,7 @@ import pytest
 
 from include.capacity.limits.knees import Throughput
 from include.capacity.limits.plateaus import CHANGES, causes_of, plateau
+from include.capacity.limits.saturation import saturation
 from include.capacity.results.schema import STEP_COLUMNS
 
 
@@ -93,3 +94,25 @@ def test_only_a_rejection_of_the_concurrency_names_the_client() -> None:
     }
     few = {"check": "enough_requests", "severity": "reject"}
     assert causes_of([{**finding, "severity": "reject"}, few]) == {"request_count"}
+
+
+def test_refused_requests_are_seen_beside_rejected_steps() -> None:
+    """The step table's ``rejected`` counts 429 and 503; whether a step is rejected is another thing."""
+    levels = [
+        {
+            "concurrency": n,
+            "phase": "scout",
+            "completed": 100,
+            "rejected": 30 if n > 16 else 0,
+            "total_tok_per_s": 100.0 * min(n, 16),
+            "server_waiting_mean": 0.0,
+            **ROOM,
+        }
+        for n in (4, 8, 16, 19, 24, 32)
+    ]
+    rows = pd.DataFrame(levels).reindex(columns=STEP_COLUMNS)
+    unfit = pd.Series([n == 19 for n in rows["concurrency"]])
+    causes = pd.Series([frozenset()] * len(rows))
+    (entry,) = saturation(rows, unfit, "m", False, causes)
+    assert entry["plateau"]["set_by"] == "admission"
+    assert entry["rejected_concurrencies"] == [19]

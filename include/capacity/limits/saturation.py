@@ -46,7 +46,7 @@ def saturation(
     ``insufficient_evidence`` without any throughput.
     """
     names = {name: steps[name].map(_text) if name in steps else "" for name in GROUP}
-    table = steps.assign(**names, rejected=rejected, causes=causes)
+    table = steps.assign(**names, unfit=rejected, causes=causes)  # ``rejected`` counts refused requests
     table["model"] = table["model"].replace("", model)
     entries = []
     for group, rows in table.groupby(list(GROUP), sort=False):
@@ -62,7 +62,7 @@ GROUP = ("model", "series", "service_class", "workload")
 
 def _entry(rows: pd.DataFrame, all_rejected: bool) -> dict[str, Any]:
     curve = throughput(rows, "total_tok_per_s")
-    bad = sorted({int(n) for n in rows.loc[rows["rejected"], "concurrency"]})
+    bad = sorted({int(n) for n in rows.loc[rows["unfit"], "concurrency"]})
     blank = dict.fromkeys(PEAK)
     common = {
         "throughput_knee": throughput_knee(curve),
