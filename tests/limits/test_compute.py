@@ -6,12 +6,13 @@ import pytest
 
 from include.capacity.errors import ConfigError
 from include.capacity.limits.bounds import rate, tally
+from include.capacity.limits.claims import without_limit
 from include.capacity.limits.compute import compute_limits, judged_classes, limits_table
 from include.capacity.limits.evidence import Evidence, evidence_of
 from include.capacity.limits.planner import Problem, SharedSearch
 from include.capacity.results.schema import STEP_COLUMNS
 from include.capacity.results.spec import StepSpec
-from include.capacity.words import Phase, State
+from include.capacity.words import LimitStatus, Phase, State
 from tests.limits.test_evidence import facts, put, rows
 from tests.limits.test_planner import answer, drive, one_class, problem, up_to
 from tests.limits.virtual import SlotServer, batch_class, service_class, sweep
@@ -486,3 +487,9 @@ def test_a_limit_at_the_ceiling_of_an_endpoint_is_a_lower_bound_and_says_so() ->
     assert (entry["limit"], entry["status"], entry["bound_by"]) == (32, "lower_bound", "ceiling")
     lower = limit_of(asked, [step(16, PASS), step(32, FAIL, completed=300)], ceiling=32)
     assert (lower["limit"], lower["status"], lower["bound_by"]) == (16, "proven", "completion")
+
+
+def test_a_reason_that_ends_with_a_full_stop_gets_no_second_one() -> None:
+    assert without_limit(LimitStatus.REJECTED, "client-bound.") == (
+        "No limit: the measurement was rejected: client-bound."
+    )

@@ -31,7 +31,7 @@ NO_LIMIT = {
 
 def without_limit(status: LimitStatus, reason: str) -> str:
     """The sentence for a class without a limit."""
-    return f"{NO_LIMIT[status]}: {reason}."
+    return f"{NO_LIMIT[status]}: {reason.removesuffix('.')}."
 
 
 def why_not(entry: Mapping[str, Any], about: Mapping[str, Any]) -> str | None:
